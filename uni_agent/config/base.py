@@ -1,0 +1,90 @@
+"""The base class of every configuration, and what a seam's discriminated union is made of."""
+
+from __future__ import annotations
+
+import importlib
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from uni_agent.errors import ConfigError
+
+
+class Config(BaseModel):
+    """Frozen, closed, documented: unknown keys are errors, attribute docstrings are help and schema descriptions."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=False)
+
+
+class SourcedStr(str):
+    """A YAML string that remembers the folder of the file it stands in (`base`); made by the loader."""
+
+    base: Path
+
+    __slots__ = ("base",)
+
+    @classmethod
+    def at(cls, text: str, base: Path) -> SourcedStr:
+        """`text` as written in a file of the folder `base`."""
+        self = cls(text)
+        self.base = base
+        return self
+
+
+def _resolve_path(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if value.startswith("pkg://"):
+        package, _, rest = value.removeprefix("pkg://").partition("/")
+        try:
+            return Path(str(resources.files(package))) / rest
+        except ModuleNotFoundError as error:
+            raise ValueError(f"no installed package {package!r}") from error
+    path = Path(value).expanduser()
+    if isinstance(value, SourcedStr) and not path.is_absolute():
+        return value.base / path
+    return path
+
+
+ConfigPath = Annotated[Path, BeforeValidator(_resolve_path)]
+"""A path: `~` is expanded, `pkg://package/rest` lies in an installed package, and what is written relative in a YAML
+file refers to the folder of that file (on the command line: to the current folder)."""
+
+
+class PluginConfig(Config):
+    """A part that this package does not ship: `type: package.module:Class`, built as `Class(**options)`."""
+
+    type: str = Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
+    """Where the class is, as `package.module:Class`."""
+    options: dict[str, Any] = {}
+    """Keyword arguments of the class."""
+
+
+def part_tag(value: Any) -> str:
+    """The union member that a part's raw config selects: its `type`, or `plugin` when that names a class.
+
+    For `pydantic.Discriminator`; a member model gives its own tag. A missing `type` gives "".
+    """
+    raw: Any = value.get("type", "") if isinstance(value, dict) else getattr(value, "type", "")  # pyright: ignore
+    return "plugin" if ":" in str(raw) else str(raw)
+
+
+def load_object(reference: str, expected: type | None = None) -> Any:
+    """The object that `package.module:Name` names.
+
+    Raises ConfigError when the module does not import, has no such name, or the object is no subclass of `expected`.
+    """
+    module_name, _, name = reference.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ConfigError(f"{reference!r}: cannot import {module_name!r}: {error}") from error
+    try:
+        found = getattr(module, name)
+    except AttributeError as error:
+        raise ConfigError(f"{reference!r}: module {module_name!r} has no {name!r}") from error
+    if expected is not None and not (isinstance(found, type) and issubclass(found, expected)):
+        raise ConfigError(f"{reference!r} is not a subclass of {expected.__module__}.{expected.__qualname__}")
+    return found
