@@ -137,7 +137,8 @@ class ToolCall:
 
     `arguments` is the decoded object; `{}` when `error` is set. `raw_arguments` is what the model wrote, byte for byte.
     `error` is None, or the sentence that tells the model what is wrong with the call (bad JSON, no name, unknown tool,
-    arguments that do not fit). `name` is "" when the model gave none.
+    arguments that do not fit). `name` is "" when the model gave none. `note` is "" or what a usable call's result should
+    tell the model as well (a malformed parameter that was left out).
     """
 
     id: str
@@ -145,6 +146,7 @@ class ToolCall:
     arguments: dict[str, Any] = field(default_factory=dict[str, Any])
     raw_arguments: str = ""
     error: str | None = None
+    note: str = ""
 
     def to_openai(self) -> dict[str, Any]:
         """The call as OpenAI Chat Completions writes it (`arguments` is a JSON string)."""
