@@ -1,0 +1,138 @@
+"""Runs inside a bubblewrap sandbox as its first program and starts all others there. Standard library only.
+
+It is given the number of a SOCK_SEQPACKET descriptor and started as `python -I -S -c SOURCE FD`, so it must not import the
+package. Requests are JSON objects, large ones in a memory file; descriptors travel beside them:
+
+    {"op": "spawn", "id", "argv", "env", "cwd", "limits": [[resource, value], ...]}   with stdin, stdout, stderr
+    {"op": "open", "id", "path", "write": bool, "mode": int | null}                   answered with a descriptor
+
+Events: {"id", "event": "started" | "failed" | "exit" | "opened", ...}. `started` is sent by the new process itself, so that
+the kernel tells the host its process id there. End of file on the socket ends the launcher, and with it the sandbox.
+"""
+
+import array
+import json
+import os
+import resource
+import select
+import signal
+import socket
+import sys
+
+
+def _send(sock, event, descriptors=()):  # noqa: ANN001, ANN202 - runs under any Python, kept bare
+    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+    sock.sendmsg([json.dumps(event).encode()], rights)
+
+
+def _receive(sock):  # noqa: ANN001, ANN202
+    data, ancillary, _, _ = sock.recvmsg(1 << 17, socket.CMSG_SPACE(8 * 4))
+    descriptors = array.array("i")
+    for level, kind, payload in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            descriptors.frombytes(payload[: len(payload) - len(payload) % descriptors.itemsize])
+    if not data:
+        return None, []
+    request, rest = json.loads(data), list(descriptors)
+    if request.get("op") == "memory":
+        with open(rest.pop(), "rb") as file:  # noqa: PTH123
+            request = json.loads(file.read())
+    return request, rest
+
+
+def _child(sock, request, descriptors):  # noqa: ANN001, ANN202
+    signal.set_wakeup_fd(-1)
+    for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGINT):
+        signal.signal(number, signal.SIG_DFL)
+    os.setsid()
+    _send(sock, {"id": request["id"], "event": "started"})
+    try:
+        for target, descriptor in enumerate(descriptors[:3]):
+            os.dup2(descriptor, target)
+        os.chdir(request["cwd"])
+        for kind, value in request["limits"]:
+            resource.setrlimit(kind, (value, value))
+        os.execvpe(request["argv"][0], request["argv"], request["env"])  # noqa: S606
+    except OSError as error:
+        _send(sock, {"id": request["id"], "event": "failed", "errno": error.errno, "text": str(error)})
+    except BaseException as error:  # noqa: BLE001 - nothing may return into the parent's loop
+        _send(sock, {"id": request["id"], "event": "failed", "errno": 0, "text": repr(error)})
+    os._exit(127)
+
+
+def _spawn(sock, request, descriptors, running):  # noqa: ANN001, ANN202
+    try:
+        pid = os.fork()
+    except OSError as error:
+        _send(sock, {"id": request["id"], "event": "failed", "errno": error.errno, "text": str(error)})
+        return
+    if pid == 0:
+        _child(sock, request, descriptors)
+    running[pid] = request["id"]
+
+
+def _open(sock, request):  # noqa: ANN001, ANN202
+    path = request["path"]
+    try:
+        if request["write"]:
+            os.makedirs(os.path.dirname(path) or "/", exist_ok=True)  # noqa: PTH103, PTH120
+            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+            mode = 0o666 if request["mode"] is None else request["mode"]
+        else:
+            flags, mode = os.O_RDONLY, 0
+        # Not blocking: a FIFO in the way must not stop the launcher.
+        descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY, mode)
+    except OSError as error:
+        _send(sock, {"id": request["id"], "event": "failed", "errno": error.errno, "text": str(error)})
+        return
+    if request["write"] and request["mode"] is not None:
+        os.fchmod(descriptor, request["mode"])
+    _send(sock, {"id": request["id"], "event": "opened"}, [descriptor])
+    os.close(descriptor)
+
+
+def _reap(sock, running):  # noqa: ANN001, ANN202
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return
+        if pid == 0:
+            return
+        if pid in running:
+            code = os.waitstatus_to_exitcode(status)
+            _send(sock, {"id": running.pop(pid), "event": "exit", "code": code if code >= 0 else 128 - code})
+
+
+def main():  # noqa: ANN201, D103
+    sock = socket.socket(fileno=int(sys.argv[1]))
+    sock.set_inheritable(False)
+    wake_read, wake_write = os.pipe()
+    os.set_blocking(wake_read, False)
+    os.set_blocking(wake_write, False)
+    signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    running = {}
+    _send(sock, {"id": 0, "event": "started"})
+    while True:
+        ready, _, _ = select.select([sock, wake_read], [], [])
+        if wake_read in ready:
+            os.read(wake_read, 4096)
+        _reap(sock, running)
+        if sock not in ready:
+            continue
+        request, descriptors = _receive(sock)
+        if request is None:
+            return
+        if request["op"] == "spawn":
+            _spawn(sock, request, descriptors, running)
+        else:
+            _open(sock, request)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+if __name__ == "__main__":
+    main()
