@@ -1,0 +1,1 @@
+"""Carrying out rollouts: limits, retries, resume, cancellation, progress."""

@@ -1,0 +1,217 @@
+"""`uni-agent run CONFIG`: carry out the pipeline."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import logging
+import signal
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from uni_agent.errors import ConfigError
+
+if TYPE_CHECKING:
+    from uni_agent.config.load import Loaded
+    from uni_agent.pipeline import PipelineConfig
+    from uni_agent.runtime.controller import RunOutcome
+    from uni_agent.store.writer import RunStore
+    from uni_agent.types import Task
+
+RESUMABLE = (
+    "run.concurrency",
+    "run.start_concurrency",
+    "run.retries",
+    "run.reward_retries",
+    "run.progress",
+    "run.output_dir",
+)
+"""Keys that may differ between a run and its resume: they do not change what a rollout is."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument("config", type=Path, help="the YAML that describes the pipeline")
+    parser.add_argument("-o", "--override", action="append", default=[], metavar="KEY=VALUE", help="set one key")
+    parser.add_argument("--limit", type=int, metavar="N", help="only the first N tasks")
+    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="the run's own folder (default: a new one)")
+    parser.add_argument(
+        "--resume", type=Path, metavar="DIR", help="go on with the run in DIR: redo only what is missing"
+    )
+    parser.add_argument("--dry-run", action="store_true", help="resolve, check, write resolved.yaml, and stop")
+    parser.add_argument("--json", action="store_true", help="launch and done records on stdout, nothing else")
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Run; 0 done, 1 the run failed, 130 interrupted. Raises ConfigError (exit 2) before any sandbox starts."""
+    from uni_agent.config.load import load_config
+    from uni_agent.pipeline import PipelineConfig
+
+    overrides = list(args.override)
+    if args.limit is not None:
+        overrides.append(f"data.limit={args.limit}")
+    loaded = load_config(PipelineConfig, args.config, overrides)
+    if loaded.config.train is not None:
+        raise ConfigError("train: training is not part of this version; remove the block to evaluate")
+    tasks = _tasks(loaded.config)
+    run_dir = _run_dir(args, loaded.config)
+    if args.dry_run:
+        return _dry_run(loaded, run_dir)
+    return asyncio.run(_run(args, loaded, tasks, run_dir))
+
+
+def _tasks(config: PipelineConfig) -> list[Task]:
+    from uni_agent.runtime.preflight import check_tasks, preflight
+
+    problems = [finding for finding in preflight(config) if finding.problem]
+    if problems:
+        raise ConfigError("\n".join(finding.problem for finding in problems))
+    tasks = config.data.build().load()
+    check_tasks(config, tasks)
+    return tasks
+
+
+def _run_dir(args: argparse.Namespace, config: PipelineConfig) -> Path:
+    if args.resume is not None:
+        if args.run_dir is not None:
+            raise ConfigError("--resume names the folder already: leave out --run-dir")
+        if not (args.resume / "run.db").is_file():
+            raise ConfigError(f"--resume {args.resume}: no run.db there; name the folder of a run")
+        return args.resume
+    if args.run_dir is not None:
+        if (args.run_dir / "run.db").exists():
+            raise ConfigError(f"--run-dir {args.run_dir} holds a run: use --resume {args.run_dir}, or another folder")
+        return args.run_dir
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    base = config.run.output_dir / f"{config.name}-{stamp}"
+    number = 0
+    while (run_dir := base if not number else base.with_name(f"{base.name}-{number}")).exists():
+        number += 1
+    return run_dir
+
+
+def _dry_run(loaded: Loaded[PipelineConfig], run_dir: Path) -> int:
+    run_dir.mkdir(parents=True, exist_ok=True)
+    target = run_dir / "resolved.yaml"
+    target.write_text(_yaml(loaded.data), encoding="utf-8")
+    print(f"{target}\n(nothing was run)")
+    return 0
+
+
+def _yaml(data: dict[str, Any]) -> str:
+    import yaml
+
+    return yaml.safe_dump(json.loads(json.dumps(data, default=str)), sort_keys=False, allow_unicode=True)
+
+
+async def _run(args: argparse.Namespace, loaded: Loaded[PipelineConfig], tasks: list[Task], run_dir: Path) -> int:
+    from uni_agent.runtime.preflight import probe_model
+
+    config = loaded.config
+    model = config.model.build(config.run.seed)
+    try:
+        try:
+            await probe_model(model)
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise ConfigError(f"model: {type(error).__name__}: {error}") from error
+        store = _open_store(args, loaded, run_dir)
+        with _log_file(run_dir):
+            return await _with_store(args, config, tasks, run_dir, store, model)
+    finally:
+        await model.close()
+
+
+async def _with_store(
+    args: argparse.Namespace, config: PipelineConfig, tasks: list[Task], run_dir: Path, store: RunStore, model: Any
+) -> int:
+    from uni_agent.runtime.board import make_board
+    from uni_agent.runtime.controller import Controller
+    from uni_agent.runtime.rollout import RolloutParts
+
+    total = len(tasks) * config.run.samples_per_task
+    if args.json:
+        print(
+            json.dumps({"event": "launch", "run_dir": str(run_dir), "tasks": len(tasks), "rollouts": total}), flush=True
+        )
+    kind = "none" if args.json else config.run.progress
+    parts = RolloutParts(model, asyncio.Semaphore(config.run.start_concurrency), config.run.reward_retries)
+    kept = len(store.completed())
+    state = "failed"
+    try:
+        with make_board(kind, total=total, done=kept, stream=sys.stderr, name=f"{config.name} · {run_dir}") as board:
+            controller = Controller(config, tasks, parts, store, board)
+            outcome = await _until_interrupted(controller)
+        state = "interrupted" if outcome.interrupted else "failed" if outcome.all_broken else "done"
+    finally:
+        store.close(state)
+    return _report(args, run_dir, outcome)
+
+
+async def _until_interrupted(controller: Any) -> RunOutcome:
+    """Run; the first SIGINT or SIGTERM cancels and waits for teardown, further ones only repeat that it is under way."""
+    loop = asyncio.get_running_loop()
+    work = asyncio.ensure_future(controller.run())
+
+    def stop() -> None:
+        print("\nstopping: waiting for sandboxes to be torn down …", file=sys.stderr, flush=True)
+        work.cancel()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop)
+    try:
+        with contextlib.suppress(asyncio.CancelledError):
+            await work
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+    return controller.outcome
+
+
+def _open_store(args: argparse.Namespace, loaded: Loaded[PipelineConfig], run_dir: Path) -> RunStore:
+    from uni_agent.store.writer import RunStore
+
+    if args.resume is not None:
+        return RunStore.resume(run_dir, config=loaded.data, digest=loaded.digest, ignore=RESUMABLE)
+    return RunStore.create(run_dir, name=loaded.config.name, config=loaded.data, digest=loaded.digest)
+
+
+@contextlib.contextmanager
+def _log_file(run_dir: Path) -> Any:
+    """Send all logging to the run's file: a board on the terminal must stay readable."""
+    handler = logging.FileHandler(run_dir / "run.log", encoding="utf-8", errors="backslashreplace")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    root = logging.getLogger()
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+        handler.close()
+
+
+def _report(args: argparse.Namespace, run_dir: Path, outcome: RunOutcome) -> int:
+    from uni_agent.cli.show import print_summary
+    from uni_agent.store.reader import RunReader
+
+    with RunReader(run_dir) as reader:
+        summary = reader.summary()
+    if args.json:
+        print(json.dumps({"event": "done", "run_dir": str(run_dir), **summary.to_dict()}), flush=True)
+    else:
+        print_summary(summary)
+        print(f"\nResults: {run_dir}\n  uni-agent show {run_dir} --turns     every trajectory")
+        if outcome.interrupted:
+            print(f"  uni-agent run {args.config} --resume {run_dir}     go on where it stopped")
+    if outcome.interrupted:
+        return 130
+    if outcome.all_broken:
+        print(f"every rollout failed for a reason outside the model; see {run_dir / 'run.log'}", file=sys.stderr)
+        return 1
+    return 0

@@ -1,0 +1,226 @@
+"""Any OpenAI-compatible server, through the official client."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from uni_agent.errors import ConfigError, ContextLengthError, ModelError, TurnTooLongError
+from uni_agent.model.base import ModelTurn
+from uni_agent.model.text_tools import text_view
+from uni_agent.model.wire_tokens import TokenRecorder
+from uni_agent.tokens.base import ParsedOutput, ToolParser, ToolSchema
+from uni_agent.tokens.cache import RolloutCache
+from uni_agent.types import Message, ToolCall, Usage
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
+
+    from uni_agent.model.config import OpenAIModelConfig
+
+_CONTEXT_WORDS = ("context length", "context_length", "maximum context", "too many tokens", "max_model_len")
+
+
+class OpenAICompatibleChatModel:
+    """Chat Completions with native or textual tool calls; ids and logprobs too when the server returns them."""
+
+    def __init__(self, config: OpenAIModelConfig, *, seed: int | None = None) -> None:
+        from uni_agent.tokens.parsers import build_parser
+
+        self.config = config
+        self.seed = seed
+        self.parser: ToolParser = build_parser(config.tool_parser)
+        self._client: AsyncOpenAI | None = None
+
+    @property
+    def client(self) -> AsyncOpenAI:
+        """The connected client. Raises ConfigError when the API key's variable is not set."""
+        if self._client is None:
+            from openai import AsyncOpenAI
+
+            name = self.config.api_key_env
+            key = os.environ.get(name, "") if name else "EMPTY"
+            if not key:
+                raise ConfigError(f"model.api_key_env names {name}, which is not set: export {name}=…")
+            self._client = AsyncOpenAI(
+                api_key=key,
+                base_url=self.config.base_url or "https://api.openai.com/v1",
+                max_retries=self.config.retries,
+                timeout=self.config.timeout,
+            )
+        return self._client
+
+    async def start(self) -> None:
+        """Make the client; nothing is sent."""
+        _ = self.client
+
+    async def probe(self) -> None:
+        """Ask the server for its models. Raises ConfigError when it cannot be reached or refuses the key."""
+        import openai
+
+        where = f"model.base_url {self.client.base_url}"
+        try:
+            await self.client.with_options(timeout=10, max_retries=1).models.list()
+        except openai.APIConnectionError as error:
+            cause = error.__cause__ or error
+            raise ConfigError(f"{where}: cannot be reached ({cause}); is the server running?") from error
+        except (openai.AuthenticationError, openai.PermissionDeniedError) as error:
+            raise ConfigError(
+                f"{where}: refuses the API key (HTTP {error.status_code}); see model.api_key_env"
+            ) from error
+        except openai.APIStatusError as error:
+            if error.status_code >= 500:
+                raise ConfigError(f"{where}: answers HTTP {error.status_code}") from error
+            # Servers without /models exist; a chat request will tell.
+
+    async def open(self, request_id: str, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> OpenAISession:
+        """A conversation that starts with `messages`."""
+        return OpenAISession(self, request_id, list(messages), list(tools))
+
+    async def close(self) -> None:
+        """Close the connections."""
+        if self._client is not None:
+            await self._client.close()
+            self._client = None
+
+    async def complete(self, payload: dict[str, Any]) -> Any:
+        """One chat completion with the client's own retries. Raises the model errors of `ChatSession.query`."""
+        import openai
+
+        try:
+            async with asyncio.timeout(self.config.timeout):
+                return await self.client.chat.completions.create(**payload)
+        except (TimeoutError, openai.APITimeoutError) as error:
+            raise TurnTooLongError(f"no answer from the model within {self.config.timeout:g} s") from error
+        except openai.APIStatusError as error:
+            text = str(error)
+            if error.status_code in (400, 413, 422) and any(word in text.lower() for word in _CONTEXT_WORDS):
+                raise ContextLengthError(text[:500]) from error
+            raise ModelError(f"HTTP {error.status_code} from the model: {text[:500]}") from error
+        except openai.OpenAIError as error:
+            raise ModelError(f"{type(error).__name__}: {error.__cause__ or error}") from error
+        except ValueError as error:  # a body that is no JSON, from a proxy or a broken server
+            raise ModelError(f"the model's answer cannot be read: {error}") from error
+
+    def payload(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> dict[str, Any]:
+        """The request for one turn. Only sampling fields that were set are sent."""
+        config, sampling = self.config, self.config.sampling
+        extra: dict[str, Any] = dict(config.extra_body)
+        payload: dict[str, Any] = {"model": config.model}
+        if config.tool_calls == "text":
+            payload["messages"] = [m.to_openai() for m in text_view(messages, tools)]
+        else:
+            payload["messages"] = [m.to_openai() for m in messages]
+            if tools:
+                payload["tools"] = list(tools)
+        for name in sorted(sampling.model_fields_set):
+            value: Any = getattr(sampling, name)
+            if value is None:
+                continue
+            (payload if name in ("temperature", "top_p", "max_tokens") else extra)[name] = value
+        if self.seed is not None:
+            payload["seed"] = self.seed
+        if config.token_ids:
+            payload["logprobs"] = True
+            extra["return_token_ids"] = True
+        if extra:
+            payload["extra_body"] = extra
+        return payload
+
+
+class OpenAISession:
+    """One conversation with an OpenAI-compatible server."""
+
+    def __init__(
+        self,
+        model: OpenAICompatibleChatModel,
+        request_id: str,
+        messages: list[Message],
+        tools: list[ToolSchema],
+    ) -> None:
+        self.messages = messages
+        self._model = model
+        self._tools = tools
+        self._turn = 0
+        self._tokens = TokenRecorder(request_id)
+
+    @property
+    def caches(self) -> Sequence[RolloutCache]:
+        """One chain for each stretch in which every prompt extended the one before; empty without token ids."""
+        return self._tokens.caches
+
+    async def query(self) -> ModelTurn:
+        """Sample a turn and commit it."""
+        response = await self._model.complete(self._model.payload(self.messages, self._tools))
+        choices: list[Any] = list(getattr(response, "choices", None) or [])
+        if not choices or getattr(choices[0], "message", None) is None:
+            raise ModelError(f"the model's answer holds no choice: {str(response)[:300]}")
+        choice = choices[0]
+        parsed = self._parse(choice.message)
+        span = (0, 0)
+        if self._model.config.token_ids:
+            span = self._tokens.record(response, choice, self._turn)
+        message = Message("assistant", parsed.content, parsed.reasoning, parsed.tool_calls)
+        self.messages.append(message)
+        self._turn += 1
+        usable = any(call.error is None for call in parsed.tool_calls)
+        reason = "length" if choice.finish_reason == "length" else "tool_calls" if parsed.tool_calls else "stop"
+        return ModelTurn(
+            message,
+            reason,
+            _usage(getattr(response, "usage", None)),
+            span,
+            parse_failed=parsed.marker_seen and not usable,
+        )
+
+    async def observe(self, messages: Sequence[Message]) -> None:
+        """Append; whether it fits shows at the next query."""
+        self.messages.extend(messages)
+
+    async def close(self) -> None:
+        """Nothing is kept on the server."""
+
+    def _parse(self, message: Any) -> ParsedOutput:
+        content: str = message.content or ""
+        reasoning: str = getattr(message, "reasoning_content", None) or getattr(message, "reasoning", None) or ""
+        native: list[Any] = list(message.tool_calls or [])
+        if native:
+            calls = tuple(_native_call(call, self._turn, i) for i, call in enumerate(native))
+            return ParsedOutput(content, reasoning, calls)
+        # A server without a tool parser hands the call through as text: better read than lost.
+        parsed = self._model.parser.parse(content, self._tools)
+        if self._model.config.tool_calls == "native" and not any(c.error is None for c in parsed.tool_calls):
+            return ParsedOutput(content, reasoning, (), parsed.marker_seen)
+        return ParsedOutput(parsed.content, reasoning or parsed.reasoning, parsed.tool_calls, parsed.marker_seen)
+
+
+def _native_call(call: Any, turn: int, index: int) -> ToolCall:
+    call_id: str = getattr(call, "id", None) or f"call_{turn}_{index}"
+    function = getattr(call, "function", None)
+    name: str = getattr(function, "name", None) or ""
+    raw: Any = getattr(function, "arguments", None)
+    text = raw if isinstance(raw, str) else json.dumps(raw or {})
+    try:
+        decoded: Any = json.loads(text) if text.strip() else {}
+        if isinstance(decoded, str):
+            decoded = json.loads(decoded)
+    except (ValueError, RecursionError) as error:
+        return ToolCall(call_id, name, {}, text, error=f"the arguments are not valid JSON: {error}")
+    if not name:
+        return ToolCall(call_id, name, {}, text, error="the call names no tool")
+    if not isinstance(decoded, dict):
+        return ToolCall(
+            call_id, name, {}, text, error=f"the arguments must be a JSON object, not {type(decoded).__name__}"
+        )
+    return ToolCall(call_id, name, decoded, text)  # pyright: ignore[reportUnknownArgumentType] - JSON of the model
+
+
+def _usage(usage: Any) -> Usage:
+    if usage is None:
+        return Usage()
+    details: Any = getattr(usage, "prompt_tokens_details", None)
+    cached: Any = details.get("cached_tokens") if isinstance(details, Mapping) else getattr(details, "cached_tokens", 0)  # pyright: ignore
+    return Usage(int(usage.prompt_tokens or 0), int(usage.completion_tokens or 0), int(cached or 0))  # pyright: ignore
