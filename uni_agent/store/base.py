@@ -1,0 +1,53 @@
+"""What the store asks of a token chain, so that it need not import the tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+
+class ChainSpan(Protocol):
+    """Tokens [`start`, `end`) of the response came in as one piece at turn `turn`."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def turn(self) -> int: ...
+    @property
+    def start(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+
+
+class ChainWeights(Protocol):
+    """Tokens [`start`, `end`) of the response were sampled by the weights `version`."""
+
+    @property
+    def version(self) -> str: ...
+    @property
+    def start(self) -> int: ...
+    @property
+    def end(self) -> int: ...
+
+
+class TokenChain(Protocol):
+    """A token chain as the store reads it; `tokens.RolloutCache` is one."""
+
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def prompt_ids(self) -> list[int]: ...
+    @property
+    def response_ids(self) -> list[int]: ...
+    @property
+    def response_mask(self) -> list[int]: ...
+    @property
+    def response_logprobs(self) -> list[float] | None: ...
+    @property
+    def spans(self) -> Sequence[ChainSpan]: ...
+    @property
+    def weight_spans(self) -> Sequence[ChainWeights]: ...
+    @property
+    def metrics(self) -> dict[str, float]: ...
+    @property
+    def extra_fields(self) -> dict[str, Any]: ...
