@@ -36,12 +36,13 @@ TIER_OF = {name: tier for tier, names in enumerate(TIERS) for name in names}
 
 def modules() -> list[Path]:
     """Every module of the package by its import path, data files of the suites left out."""
-    package = [p for p in (ROOT / "uni_agent").rglob("*.py") if "suites" not in p.parts and "scripts" not in p.parts]
+    data = {"suites", "scripts"}
+    package = [p for p in (ROOT / "uni_agent").rglob("*.py") if not data & set(p.parts)]
     linked = [
         ROOT / "uni_agent" / name / p.relative_to(ROOT / name)
         for name in LINKED
         for p in (ROOT / name).rglob("*.py")
-        if "scripts" not in p.parts
+        if not data & set(p.parts)
     ]
     return sorted(set(package) | set(linked))
 
@@ -76,7 +77,8 @@ def test_top_level_folders_are_reached_through_links(name: str) -> None:
 
 @pytest.mark.parametrize("name", LINKED)
 def test_importing_a_folder_by_its_bare_name_is_a_clear_error(name: str) -> None:
-    done = subprocess.run([sys.executable, "-c", f"import {name}"], cwd=ROOT, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", f"import {name}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert f"import uni_agent.{name}" in done.stderr
 
@@ -95,7 +97,8 @@ def test_imports_point_in_one_direction(path: Path) -> None:
     assert imports_at_run_time(path) <= allowed
 
 
-HEAVY = ("torch", "transformers", "ray", "verl", "litestar", "modal", "datasets", "openai", "pydantic_settings", "swerex")
+ENGINES = ("torch", "transformers", "ray", "verl", "litestar", "modal", "datasets")
+HEAVY = (*ENGINES, "openai", "pydantic_settings", "swerex")
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:
@@ -105,8 +108,7 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
 
 
 def test_reading_a_configuration_loads_no_engine() -> None:
-    heavy = ("torch", "transformers", "ray", "verl", "litestar", "modal", "datasets")
-    code = f"import uni_agent.pipeline, sys; print([m for m in {heavy!r} if m in sys.modules])"
+    code = f"import uni_agent.pipeline, sys; print([m for m in {ENGINES!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
@@ -147,4 +149,5 @@ def test_the_wheel_holds_the_package_and_its_data_and_nothing_else(tmp_path: Pat
         folder = f"uni_agent/data/suites/{task['repo']['path']}/"
         shipped = {n.removeprefix(folder) for n in names if n.startswith(folder)}
         real = ROOT / folder
-        assert shipped == {str(p.relative_to(real)) for p in real.rglob("*") if p.is_file() and "__pycache__" not in p.parts}
+        files = [p for p in real.rglob("*") if p.is_file() and "__pycache__" not in p.parts]
+        assert shipped == {str(p.relative_to(real)) for p in files}

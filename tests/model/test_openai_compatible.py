@@ -37,7 +37,10 @@ def error(status: int, message: str) -> web.Response:
 async def test_native_calls_are_decoded_and_history_goes_back_with_matching_ids() -> None:
     replies = iter(
         [
-            {"content": "look", "tool_calls": [call("execute_bash", {"command": "ls"}, "a"), call("execute_bash", "{", "b")]},
+            {
+                "content": "look",
+                "tool_calls": [call("execute_bash", {"command": "ls"}, "a"), call("execute_bash", "{", "b")],
+            },
             {"content": "done"},
         ]
     )

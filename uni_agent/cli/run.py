@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from uni_agent.config.load import Loaded
     from uni_agent.pipeline import PipelineConfig
     from uni_agent.runtime.controller import RunOutcome
-    from uni_agent.store.writer import RunStore
+    from uni_agent.store.run import RunStore
     from uni_agent.types import Task
 
 RESUMABLE = (
@@ -154,7 +154,7 @@ async def _with_store(
 
 
 async def _until_interrupted(controller: Any) -> RunOutcome:
-    """Run; the first SIGINT or SIGTERM cancels and waits for teardown, further ones only repeat that it is under way."""
+    """Run; SIGINT or SIGTERM cancels and waits for teardown, further ones only repeat that it is under way."""
     loop = asyncio.get_running_loop()
     work = asyncio.ensure_future(controller.run())
 
@@ -174,7 +174,7 @@ async def _until_interrupted(controller: Any) -> RunOutcome:
 
 
 def _open_store(args: argparse.Namespace, loaded: Loaded[PipelineConfig], run_dir: Path) -> RunStore:
-    from uni_agent.store.writer import RunStore
+    from uni_agent.store.run import RunStore
 
     if args.resume is not None:
         return RunStore.resume(run_dir, config=loaded.data, digest=loaded.digest, ignore=RESUMABLE)

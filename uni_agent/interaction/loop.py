@@ -55,8 +55,9 @@ class AgentInteraction:
 
     async def run(self) -> InteractionResult:
         """Run to an ending. Errors become the exit reason; only cancellation is raised, after it was recorded."""
+        deadline = asyncio.timeout(self._config.episode_timeout)
         try:
-            async with asyncio.timeout(self._config.episode_timeout) as deadline:
+            async with deadline:
                 await self._run_turns()
         except asyncio.CancelledError as error:
             self._end(exit_reason_of(error), "cancelled")
@@ -77,8 +78,9 @@ class AgentInteraction:
 
     async def _run_turns(self) -> None:
         for index in range(self._config.max_turns):
+            deadline = asyncio.timeout(self._config.turn_timeout)
             try:
-                async with asyncio.timeout(self._config.turn_timeout) as deadline:
+                async with deadline:
                     ending = await self._step(index)
             except TimeoutError as error:
                 if not deadline.expired():

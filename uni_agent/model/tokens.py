@@ -11,6 +11,7 @@ from typing import TypeVar
 from uni_agent.engine.base import SamplingBackend, SamplingParams, TokenOutput
 from uni_agent.errors import ConfigError, ContextLengthError, ModelError, TurnTooLongError, UniAgentError, boundary
 from uni_agent.model.base import ModelTurn
+from uni_agent.tokens.accounting import record_drop
 from uni_agent.tokens.base import Renderer, ToolSchema
 from uni_agent.tokens.cache import RolloutCache
 from uni_agent.types import Message, Usage
@@ -149,7 +150,7 @@ class AgentChatSession:
         renderer = self._model.renderer
         ids = await self.rendered(
             sum(len(m.content) for m in messages),
-            lambda: renderer.extension(self.messages, messages, self._tools, cut=self._cut),
+            lambda: renderer.extension(self.messages, messages, self._tools, cut=self._cut, chain=self.cache.ids),
         )
         limit = self._model.max_context
         if limit is not None and len(self.cache) + len(ids) >= limit:
@@ -192,11 +193,7 @@ class AgentChatSession:
                         continue
                     if output.finish_reason != "abort":
                         return output
-                    self._drop("aborted", len(output.token_ids))
+                    record_drop(self.cache, "aborted", len(output.token_ids))
         except TimeoutError as error:
             raise TurnTooLongError(f"no answer from the engine within {model.timeout:g} s") from error
         raise ModelError(f"the engine aborted the call {model.retries + 1} times")
-
-    def _drop(self, reason: str, count: int) -> None:
-        dropped = self.cache.extra_fields.setdefault("dropped", {})
-        dropped[reason] = dropped.get(reason, 0) + count

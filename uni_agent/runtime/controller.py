@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from uni_agent.pipeline import PipelineConfig
     from uni_agent.runtime.board import Board
     from uni_agent.store.records import RolloutRecord
-    from uni_agent.store.writer import RunStore
+    from uni_agent.store.run import RolloutState, RunStore
 
 logger = logging.getLogger(__name__)
 
@@ -86,23 +86,27 @@ class Controller:
         config = self.config.for_task(task)
         attempts = self.config.run.retries + 1
         for attempt in range(attempts):
-            record = await self._attempt(key, attempt, task, config, last=attempt + 1 == attempts)
+            record = await self._attempt(key, attempt, task, config)
             if not record.exit_reason.retryable or attempt + 1 == attempts:
                 self._finished(key, record)
                 return
             # Spread retries out: whatever broke one sandbox has probably broken its neighbours at the same moment.
             await asyncio.sleep(min(30.0, 0.5 * 2**attempt) * random.uniform(0.5, 1.5))  # noqa: S311 - jitter
 
-    async def _attempt(
-        self, key: RolloutKey, attempt: int, task: Task, config: PipelineConfig, *, last: bool
-    ) -> RolloutRecord:
-        rollout = self.store.rollout_started(key, attempt)
-        log = StoreLog(self.store, rollout)
-        record, chains = await Attempt(key, attempt, task, config, self.parts, log).run()
-        retry = record.exit_reason.retryable and not last
+    async def _attempt(self, key: RolloutKey, number: int, task: Task, config: PipelineConfig) -> RolloutRecord:
+        rollout = self.store.rollout_started(key, number)
+        attempt = Attempt(key, number, task, config, self.parts, StoreLog(self.store, rollout))
+        try:
+            record, chains = await attempt.run()
+        except asyncio.CancelledError:
+            record, chains = attempt.record(ExitReason.CANCELLED, "cancelled")
+            self.store.chains(rollout, chains)
+            self.store.finished(rollout, record)
+            raise
         if record.exit_reason.retryable:
-            logger.warning("%s attempt %d: %s: %s", key, attempt + 1, record.exit_reason, record.error)
-        self.store.finished(rollout, record, chains, superseded=retry)
+            logger.warning("%s attempt %d: %s: %s", key, number + 1, record.exit_reason, record.error)
+        self.store.chains(rollout, chains)
+        self.store.finished(rollout, record)
         return record
 
     def _finished(self, key: RolloutKey, record: RolloutRecord) -> None:
@@ -124,7 +128,7 @@ class StoreLog:
     store: RunStore
     rollout: str
 
-    def state(self, state: str) -> None:
+    def state(self, state: RolloutState) -> None:
         """The attempt moves to `state`."""
         self.store.state(self.rollout, state)
 

@@ -18,14 +18,15 @@ from uni_agent.interaction.loop import AgentInteraction
 from uni_agent.reward.base import AbstractRewardSpec, RewardContext
 from uni_agent.reward.grade import grade
 from uni_agent.store.records import RolloutRecord
-from uni_agent.tokens.accounting import account, mask_all
+from uni_agent.tokens.accounting import account, masked_copy
 from uni_agent.tools.toolset import Toolset
-from uni_agent.types import ExitReason, InteractionResult, RewardResult, RolloutKey, Task, Timing, Turn
+from uni_agent.types import ExitReason, InteractionResult, Message, RewardResult, RolloutKey, Task, Timing, Turn
 
 if TYPE_CHECKING:
     from uni_agent.deployment.sandbox import Sandbox
     from uni_agent.model.base import ChatModel, ChatSession
     from uni_agent.pipeline import PipelineConfig
+    from uni_agent.store.run import RolloutState
     from uni_agent.tokens.cache import RolloutCache
 
 _TOKEN_NOTICE = "\n[... {omitted} tokens left out: narrow the command to see them ...]\n"  # noqa: S105 - text, no secret
@@ -34,7 +35,7 @@ _TOKEN_NOTICE = "\n[... {omitted} tokens left out: narrow the command to see the
 class RolloutLog(Protocol):
     """Where an attempt reports what happens while it happens. Calls never block."""
 
-    def state(self, state: str) -> None:
+    def state(self, state: RolloutState) -> None:
         """The attempt moves to `state` (starting, running, grading)."""
         ...
 
@@ -72,6 +73,7 @@ class Attempt:
     _reward: RewardResult | None = None
     _session: ChatSession | None = None
     _sandbox: Sandbox | None = None
+    _opening: Sequence[Message] = ()
 
     async def run(self) -> tuple[RolloutRecord, Sequence[RolloutCache]]:
         """Carry out the attempt; its record and its token chains (empty for models without tokens).
@@ -91,7 +93,7 @@ class Attempt:
             await self._teardown()
         if self._reward is not None and not self._reward.trusted and reason.trusted:
             reason, error = ExitReason.REWARD_ERROR, self._reward.error
-        return self._record(reason, error)
+        return self.record(reason, error)
 
     async def _work(self) -> InteractionResult:
         toolset = Toolset([tool.build() for tool in self.config.tools])
@@ -100,7 +102,8 @@ class Attempt:
         self.log.state("running")
         # The conversation's name does not hold the attempt: a retried rollout samples as the first one would have.
         model = self.parts.model
-        self._session = await model.open(str(self.key), self.config.agent.messages(self.task), toolset.schemas())
+        self._opening = self.config.agent.messages(self.task)
+        self._session = await model.open(str(self.key), self._opening, toolset.schemas())
         interaction = AgentInteraction(
             self._session,
             env,
@@ -189,7 +192,8 @@ class Attempt:
         except Exception as fault:  # reported, never allowed to void a finished episode
             self.log.event("teardown_failed", what=what, error=f"{type(fault).__name__}: {fault}")
 
-    def _record(self, reason: ExitReason, error: str) -> tuple[RolloutRecord, Sequence[RolloutCache]]:
+    def record(self, reason: ExitReason, error: str) -> tuple[RolloutRecord, Sequence[RolloutCache]]:
+        """The record of what was done so far, as ended by `reason`, and its chains."""
         caches = self._session.caches if self._session is not None else ()
         masked = not reason.trains or (self.config.interaction.mask_abnormal_exit_traj and reason.abnormal)
         record = RolloutRecord(
@@ -200,8 +204,9 @@ class Attempt:
             account=account(caches, masked=masked),
             timing=self.timing,
             turns=len(self._result.turns) if self._result else 0,
+            opening=tuple(self._opening),
         )
-        return record, [mask_all(cache) for cache in caches] if masked else caches
+        return record, [masked_copy(cache, str(reason)) for cache in caches] if masked else caches
 
 
 def _token_limit(model: ChatModel, limit: int | None) -> Callable[[str], str] | None:

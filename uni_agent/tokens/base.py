@@ -84,11 +84,19 @@ class Renderer(Protocol):
         ...
 
     def extension(
-        self, history: Sequence[Message], new: Sequence[Message], tools: Sequence[ToolSchema], *, cut: bool
+        self,
+        history: Sequence[Message],
+        new: Sequence[Message],
+        tools: Sequence[ToolSchema],
+        *,
+        cut: bool,
+        chain: Sequence[int] | None = None,
     ) -> list[int]:
-        """Ids that follow a chain whose last piece is a sampled assistant turn: what the template puts after that turn,
-        the `new` messages, and the generation prompt. `history` ends with that assistant message. `cut`: the turn has
-        no end token of its own, so the closing token comes first (see `closing_ids`). The cost depends on `new` alone.
+        """Ids that follow a chain whose last piece is a sampled assistant turn.
+
+        They are what the template puts after that turn, the `new` messages, and the generation prompt. `history` ends
+        with that assistant message. `cut`: the turn has no end token of its own, so the closing token comes first (see
+        `closing_ids`). The cost depends on `new` alone.
         """
         ...
 
