@@ -26,8 +26,8 @@ class Span:
 class RolloutCache:
     """One chain: a prompt, then sampled and context tokens in turn. Append-only: ids once in are never re-encoded.
 
-    `prompt_ids` [P]; `response_ids`, `response_mask` (1 = sampled) and `response_logprobs` (0.0 where the mask is 0) all
-    [T]. `response_logprobs` is None once any generation came without logprobs: numbers are never made up.
+    `prompt_ids` [P]; `response_ids`, `response_mask` (1 = sampled) and `response_logprobs` (0.0 where the mask is 0)
+    all [T]. `response_logprobs` is None once any generation came without logprobs: numbers are never made up.
     `weight_spans` index `response_ids`. `routed_experts` is the engine's latest value, or None.
     """
 

@@ -1,0 +1,110 @@
+"""Configuration of how messages become tokens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from pydantic import Field
+
+from uni_agent.config.base import Config, ConfigPath
+from uni_agent.errors import ConfigError
+
+if TYPE_CHECKING:
+    from uni_agent.tokens.base import ToolParser
+    from uni_agent.tokens.renderer import ChatTemplateRenderer
+    from uni_agent.tokens.template import ChatTemplate
+    from uni_agent.tokens.tokenizer import ChatTokenizer
+
+
+class RendererConfig(Config):
+    """The model's own chat template, rendered locally."""
+
+    type: Literal["chat_template"] = "chat_template"
+    tokenizer: ConfigPath | None = None
+    """Folder with tokenizer.json; None: the folder of the engine's model."""
+    chat_template: ConfigPath | None = None
+    """A .jinja file; None: the template of the tokenizer's folder."""
+    template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Variables for every render of the template, such as `enable_thinking: false`."""
+    reasoning: Literal["auto", "think", "none"] = "auto"
+    """How thinking is told from the answer: `think` by <think> tags; `auto`: so when the template has such tags."""
+    tool_parser: str = "auto"
+    """Format of tool calls; `auto`: the one that reads back what the template writes; `none`: no tools are called."""
+
+    def build(self, default_tokenizer: Path | None) -> ChatTemplateRenderer:
+        """A renderer whose template is proved and whose tool parser reads what the template writes.
+
+        Raises ConfigError when a file is missing or unusable, and when the tool parser does not fit; the message names
+        those that do.
+        """
+        from uni_agent.tokens.renderer import ChatTemplateRenderer
+        from uni_agent.tokens.template import load_template, read_template
+        from uni_agent.tokens.tokenizer import ChatTokenizer
+
+        folder = self.tokenizer or default_tokenizer
+        if folder is None:
+            raise ConfigError(
+                "renderer.tokenizer: name a folder with a tokenizer.json; this engine has no model folder"
+            )
+        tokenizer = ChatTokenizer.from_folder(folder)
+        variables = {**tokenizer.special_tokens, **self.template_kwargs}
+        if self.chat_template is not None:
+            template = read_template(self.chat_template, variables)
+        else:
+            template = load_template(folder, tokenizer.config, variables)
+        parser = choose_parser(self.tool_parser, tokenizer, template)
+        reasoning = self.reasoning == "think" or (self.reasoning == "auto" and "<think>" in template.source)
+        renderer = ChatTemplateRenderer(
+            tokenizer, template, parser, reasoning=reasoning, stop_token_ids=_stop_ids(folder, tokenizer)
+        )
+        _ = renderer.proof
+        return renderer
+
+
+def choose_parser(name: str, tokenizer: ChatTokenizer, template: ChatTemplate) -> ToolParser:
+    """The parser called `name`, or for `auto` the one that fits.
+
+    Raises ConfigError when it does not read what the template writes, or when `auto` finds none or several.
+    """
+    from uni_agent.tokens.no_tools import NoToolParser
+    from uni_agent.tokens.parsers import PARSERS, build_parser
+    from uni_agent.tokens.proof import fitting_parsers
+    from uni_agent.tokens.template import TemplateError
+    from uni_agent.tokens.transcript import Transcriber
+
+    if name == "none":
+        return NoToolParser()
+    parser = build_parser(name) if name != "auto" else None
+    refused = ""
+    try:
+        fitting = fitting_parsers(Transcriber(tokenizer, template), PARSERS)
+    except TemplateError as error:
+        fitting, refused = [], f" ({error.reason})"
+    if name == "auto" and len(fitting) == 1:
+        return build_parser(fitting[0])
+    if parser is not None and name in fitting:
+        return parser
+    known = f"known are {', '.join(sorted(PARSERS))}"
+    if not fitting:
+        cure = f"none fits{refused}: {known}. Use `tool_parser: none` for a model that calls no tools"
+    else:
+        cure = f"fitting: {', '.join(fitting)}"
+    what = "cannot be chosen" if name == "auto" else "does not read back the tool calls that it writes"
+    raise ConfigError(f"renderer.tool_parser: {name!r} with chat template {template.name} {what}; {cure}")
+
+
+def _stop_ids(folder: Path, tokenizer: ChatTokenizer) -> list[int]:
+    """Ids that the model's own files name as ends: generation_config.json, then the tokenizer's `eos_token`."""
+    found: list[int] = []
+    path = folder / "generation_config.json"
+    if path.is_file():
+        try:
+            value: Any = json.loads(path.read_text(encoding="utf-8")).get("eos_token_id")
+        except (OSError, ValueError, AttributeError) as error:
+            raise ConfigError(f"{path} cannot be read: {error}") from error
+        ids = cast(list[Any], value) if isinstance(value, list) else [value]
+        found += [id_ for id_ in ids if isinstance(id_, int)]
+    eos = tokenizer.controls.ids.get(tokenizer.special_tokens.get("eos_token", ""))
+    return found if eos is None else [*found, eos]

@@ -1,0 +1,175 @@
+"""The renderer of any model that has a chat template."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from uni_agent.errors import ModelError
+from uni_agent.tokens.anchor import Anchor, AnchorError
+from uni_agent.tokens.base import ParsedOutput, StreamingParse, ToolParser, ToolSchema
+from uni_agent.tokens.limit import limit_tokens
+from uni_agent.tokens.parsers.reasoning import OutputParser
+from uni_agent.tokens.proof import Kind, TemplateProof, prove
+from uni_agent.tokens.template import ChatTemplate
+from uni_agent.tokens.tokenizer import ChatTokenizer
+from uni_agent.tokens.transcript import Draft, Transcriber
+from uni_agent.types import Message
+
+_OPEN_THINKING = re.compile(r"<think>\s*\Z")
+_CLOSED_THINKING = re.compile(r"<think>\s*</think>\s*\Z")
+
+
+class TemplateDriftError(ModelError):
+    """The template renders what is already in the chain in another way, so nothing can be appended to that chain.
+
+    The chain itself is intact; a caller that can starts a new one from the full render.
+    """
+
+
+class ChatTemplateRenderer:
+    """A `Renderer` over a tokenizer and a chat template.
+
+    Text is not markup: the text of a control token in a message, a tool's schema or an argument becomes ordinary
+    tokens.
+
+    `thinking_history` is `keep`: sampled ids stay in the chain as they are, also where the template would leave the
+    thinking of earlier turns out of a full render. The thinking is trained once, the prefix never changes, and caches
+    stay valid; the model sees more of its own thinking than with a chat server that renders anew.
+
+    Transitions that `prove` could not show to be append-only are rendered in full; see `extension`.
+    """
+
+    def __init__(
+        self,
+        tokenizer: ChatTokenizer,
+        template: ChatTemplate,
+        tool_parser: ToolParser,
+        *,
+        reasoning: bool,
+        stop_token_ids: Sequence[int] = (),
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.template = template
+        self.transcriber = Transcriber(tokenizer, template)
+        self.anchor = Anchor(self.transcriber)
+        self._proof: TemplateProof | None = None
+        self.starts_in_reasoning = False
+        if reasoning:
+            prompt = self.transcriber.draft([Message("user", "hi")], [], generation=True).text
+            self.starts_in_reasoning = _OPEN_THINKING.search(prompt) is not None
+            reasoning = _CLOSED_THINKING.search(prompt) is None
+        self.output = OutputParser(tool_parser, reasoning=reasoning, starts_in_reasoning=self.starts_in_reasoning)
+        self._closing = self._closing_ids()
+        self._stop = tuple(dict.fromkeys([*self._closing[-1:], *stop_token_ids]))
+
+    @property
+    def stop_token_ids(self) -> tuple[int, ...]:
+        """The template's own end of turn first, then those that the model's configuration names."""
+        return self._stop
+
+    @property
+    def proof(self) -> TemplateProof:
+        """What is known about the template; found at the first use."""
+        if self._proof is None:
+            self._proof = prove(self.transcriber, self.anchor)
+        return self._proof
+
+    def initial(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:
+        """Ids of the full render with the generation prompt. Raises ConfigError when the template refuses it."""
+        return self.transcriber.ids(self.transcriber.draft(messages, tools, generation=True))
+
+    def extension(
+        self,
+        history: Sequence[Message],
+        new: Sequence[Message],
+        tools: Sequence[ToolSchema],
+        *,
+        cut: bool,
+        chain: Sequence[int] | None = None,
+    ) -> list[int]:
+        """Ids that follow a chain that ends with a sampled assistant turn; see `Renderer.extension`.
+
+        Where increments are not proved, `history` and `new` are rendered in full, which must continue `chain` (the ids
+        of `history`; without them, the template's own render of `history`). Raises TemplateDriftError when it does not,
+        ConfigError when the template refuses the messages, ValueError when `history` ends with no assistant turn.
+        """
+        if not history or history[-1].role != "assistant":
+            raise ValueError("an extension follows an assistant message")
+        closing = self.closing_ids() if cut else []
+        answers = bool(new) and new[0].role == "tool"
+        kind: Kind = "tool_results" if answers else "messages"
+        reason = self.proof.transitions[kind].reason
+        if self.proof.allows(kind):
+            calls = history[-1].tool_calls if answers else ()
+            try:
+                draft, start = self.anchor.increment(new, tools, calls)
+            except AnchorError as error:
+                reason = str(error)
+            else:
+                return closing + self.transcriber.ids(draft, start)
+        draft, start = self._continuation(
+            history, new, tools, [*chain, *closing] if chain is not None else None, reason
+        )
+        return closing + self.transcriber.ids(draft, start)
+
+    def closing_ids(self) -> list[int]:
+        """What the template puts at the end of an assistant turn, up to its control token; a new list."""
+        return list(self._closing)
+
+    def parse(self, ids: Sequence[int], tools: Sequence[ToolSchema]) -> ParsedOutput:
+        """The message that a generation says; a final stop token is not part of it."""
+        if ids and ids[-1] in self._stop:
+            ids = ids[:-1]
+        return self.output.parse(self.decode(ids), tools)
+
+    def stream(self, tools: Sequence[ToolSchema]) -> StreamingParse:
+        """The same for text that arrives in pieces (without the stop token)."""
+        return self.output.stream(tools)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of `ids`, control tokens included; bytes that are no complete character become U+FFFD."""
+        return self.tokenizer.decode(ids)
+
+    def limit(self, text: str, max_tokens: int, notice: str) -> str:
+        """See `limit_tokens`."""
+        return limit_tokens(self.tokenizer, text, max_tokens, notice)
+
+    def _closing_ids(self) -> list[int]:
+        ending = self.anchor.plain
+        if ending is None:
+            return []
+        return [*self.tokenizer.encode_plain(ending.lead), self.tokenizer.controls.ids[ending.token]]
+
+    def _continuation(
+        self,
+        history: Sequence[Message],
+        new: Sequence[Message],
+        tools: Sequence[ToolSchema],
+        chain: Sequence[int] | None,
+        reason: str,
+    ) -> tuple[Draft, int]:
+        """The full render and where in it the part behind the chain starts."""
+        draft = self.transcriber.draft([*history, *new], tools, generation=True)
+        if chain is None:
+            past = self.transcriber.draft(history, tools, generation=False)
+            text = past.revealed
+            pieces = [piece for piece in self.tokenizer.controls.split(past.text) if piece.id is not None]
+            if pieces:
+                text = past.disguise.reveal(past.text[: pieces[-1].end])
+        else:
+            text = self.decode(chain)
+        # Compared as text: sampled ids may split it in another way than the tokenizer would, and stay as they are.
+        for piece in self.tokenizer.controls.split(draft.text):
+            if piece.id is not None and self._same(draft.disguise.reveal(draft.text[: piece.end]), text):
+                return draft, piece.end
+        raise TemplateDriftError(
+            f"chat template {self.template.name} does not continue this conversation where it stopped ({reason})"
+        )
+
+    def _same(self, rendered: str, text: str) -> bool:
+        if rendered == text:
+            return True
+        if abs(len(rendered) - len(text)) > len(text) // 8:  # too far apart for normalization to be the cause
+            return False
+        return self.decode(self.tokenizer.encode_plain(rendered)) == text
