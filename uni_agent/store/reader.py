@@ -23,7 +23,8 @@ _PAGE = 500
 _ROLLOUT_COLUMNS = (
     "id, task_key, sample, attempt, state, superseded, started, ended, exit_reason, exit_class, score, resolved,"
     " trusted, turns, tokens_sampled, tokens_trained, tokens_masked, tokens_dropped, time_start, time_model,"
-    " time_tools, time_reward, time_teardown, dropped_reasons, reward_breakdown, reward_error, error, answer, opening, reward_log"
+    " time_tools, time_reward, time_teardown, dropped_reasons, reward_breakdown, reward_error, error, answer, opening,"
+    " reward_log"
 )
 
 
