@@ -1,0 +1,130 @@
+"""Loads a Hugging Face folder, and proves that our own cache gives the model's own logits."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from uni_agent.engine.local.kv import BatchKv, KvShape, PrefillKv
+from uni_agent.errors import ConfigError, boundary
+
+
+@dataclass(frozen=True, slots=True)
+class LocalModel:
+    """A loaded causal language model. `eos_ids` end a turn when a request names no stop ids."""
+
+    module: Any
+    shape: KvShape
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+    cache_argument: str
+
+    def prefill(self, ids: list[int], kv: torch.Tensor, start: int, end: int) -> torch.Tensor:
+        """Compute tokens [`start`, `end`) of `ids` into `kv`; the logits [vocabulary] after the last of them."""
+        cache = PrefillKv(kv, start, end)
+        new = torch.tensor([ids[start:end]], device=self.shape.device)
+        positions = torch.arange(start, end, device=self.shape.device)[None]
+        return self._forward(new, positions, cache.mask(), cache)[0]
+
+    def decode(self, last_ids: list[int], batch: BatchKv) -> torch.Tensor:
+        """Compute one token per row of `batch`; the logits [n, vocabulary] after them."""
+        positions, mask = batch.begin_step()
+        logits = self._forward(torch.tensor(last_ids, device=self.shape.device)[:, None], positions, mask, batch)
+        batch.end_step()
+        return logits
+
+    def _forward(self, ids: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, cache: Any) -> torch.Tensor:
+        output = self.module(
+            input_ids=ids,
+            position_ids=positions,
+            attention_mask=mask,
+            use_cache=True,
+            logits_to_keep=1,
+            **{self.cache_argument: cache},
+        )
+        return output.logits[:, -1]
+
+
+def load(path: Path, device: str, dtype: str) -> LocalModel:
+    """The model in the folder `path`. Raises ConfigError when it cannot be loaded or cannot be run exactly."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    where = _device(device)
+    number = _dtype(dtype, where)
+    with boundary(ConfigError, f"cannot load the model in {path}"), torch.inference_mode():
+        config: Any = AutoConfig.from_pretrained(path, local_files_only=True)
+        _refuse_windows(config.get_text_config(), path)
+        module: Any = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=number, local_files_only=True)
+        module = module.to(where).eval()
+        model = _described(module, config.get_text_config(), number, where)
+        _prove(model, path)
+    return model
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if name == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("engine.device is 'cuda', but torch sees no GPU: use 'auto' or 'cpu'")
+    return torch.device(name)
+
+
+def _dtype(name: str, device: torch.device) -> torch.dtype:
+    if name == "auto":
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[name]
+
+
+def _refuse_windows(config: Any, path: Path) -> None:
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"]) - {"full_attention"}
+    if kinds:
+        raise ConfigError(
+            f"{path}: the model has layers of the kind {', '.join(sorted(kinds))}; the embedded engine runs only full "
+            "attention. Serve it with engine.type: vllm"
+        )
+
+
+def _described(module: Any, config: Any, dtype: torch.dtype, device: torch.device) -> LocalModel:
+    heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    eos = getattr(module.generation_config, "eos_token_id", None)
+    if eos is None:
+        eos = config.eos_token_id
+    # transformers renamed the argument within version 5.
+    arguments = inspect.signature(module.forward).parameters
+    return LocalModel(
+        module=module,
+        shape=KvShape(config.num_hidden_layers, heads, size, dtype, device),
+        vocab_size=module.get_output_embeddings().weight.shape[0],
+        eos_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),),
+        cache_argument="cache" if "cache" in arguments else "past_key_values",
+    )
+
+
+def _prove(model: LocalModel, path: Path) -> None:
+    """Two sequences of unequal length, prefilled in pieces and decoded together, against the model's own full pass."""
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randint(0, model.vocab_size, (2, 9), generator=generator).tolist()
+    sequences: list[list[int]] = [drawn[0][:4], drawn[1]]
+    batch = BatchKv(model.shape)
+    for ids in sequences:
+        kv = model.shape.empty(None, len(ids) - 1)
+        model.prefill(ids, kv, 0, 2)
+        model.prefill(ids, kv, 2, len(ids) - 1)
+        batch.join(kv)
+    ours = model.decode([ids[-1] for ids in sequences], batch)
+    theirs = torch.stack(
+        [model.module(input_ids=torch.tensor([ids], device=model.shape.device)).logits[0, -1] for ids in sequences]
+    )
+    gap = (ours.float() - theirs.float()).abs().max().item()
+    scale = theirs.float().abs().max().item()
+    tolerance = (1e-4 if model.shape.dtype is torch.float32 else 5e-2) * max(1.0, scale)
+    if not gap <= tolerance:  # also when the gap is NaN
+        raise ConfigError(
+            f"{path}: {type(model.module).__name__} gives other logits with a cache than without (gap {gap:.2g}); "
+            "the embedded engine cannot run it exactly. Serve it with engine.type: vllm"
+        )
