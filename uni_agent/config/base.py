@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from importlib import resources
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -67,7 +67,8 @@ def part_tag(value: Any) -> str:
 
     For `pydantic.Discriminator`; a member model gives its own tag. A missing `type` gives "".
     """
-    raw: Any = value.get("type", "") if isinstance(value, dict) else getattr(value, "type", "")  # pyright: ignore
+    mapping = cast("dict[str, Any]", value)
+    raw = mapping.get("type", "") if isinstance(value, dict) else getattr(value, "type", "")
     return "plugin" if ":" in str(raw) else str(raw)
 
 
