@@ -1,0 +1,50 @@
+"""Wording of what is wrong with a record."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import ValidationError
+
+from uni_agent.types import Repo, Task, TaskFile
+
+# A union's branches appear in pydantic's locations under these names; they mean nothing to the writer of a file.
+_UNION_TAGS = frozenset({"str", "TaskFile", "list[str]", "list[dict[str,any]]"})
+
+
+def suggestion(word: str, known: Iterable[str]) -> str:
+    """`; did you mean 'x'?` for the nearest of `known`, or the first few names when none is near."""
+    names = sorted({str(name) for name in known})
+    near = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
+    if near:
+        return f"; did you mean {near[0]!r}?"
+    if not names:
+        return ""
+    shown = ", ".join(names[:12])
+    return f"; there are {shown}{' …' if len(names) > 12 else ''}"
+
+
+def field_errors(error: ValidationError) -> list[str]:
+    """One line `key: message` for each faulty key of a task, without union tags."""
+    lines: list[str] = []
+    for item in error.errors(include_url=False, include_context=False):
+        lines.append(_line(item["loc"], item["type"], item["msg"]))
+    # Each branch of a union reports; the lines that only say "not the other branch" are dropped where another remains.
+    specific = [line for line in lines if "valid string" not in line]
+    return list(dict.fromkeys(specific or lines))
+
+
+def _line(loc: tuple[int | str, ...], kind: str, message: str) -> str:
+    path = [part for part in loc if part not in _UNION_TAGS]
+    key = ".".join(str(part) for part in path)
+    if kind == "extra_forbidden" and path:
+        return f"{key}: unknown key{suggestion(str(path[-1]), _fields_at(path))}"
+    return f"{key}: {message.removeprefix('Value error, ')}" if key else message
+
+
+def _fields_at(path: list[Any]) -> Iterable[str]:
+    if len(path) == 1:
+        return set(Task.model_fields) - {"base_dir"}
+    return Repo.model_fields if path[0] == "repo" else TaskFile.model_fields
