@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict
 class Arguments(BaseModel):
     """Base of a tool's arguments; attribute docstrings become the parameter descriptions the model reads."""
 
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True, coerce_numbers_to_str=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +27,9 @@ class ToolScript:
 class AbstractTool(ABC):
     """A tool the model may call.
 
-    Subclasses set `name`, `description` and `Arguments`, and turn validated arguments into one bash command. The command
-    runs in the agent's own shell session (so `cd` and `export` last), with every script of `scripts()` on the PATH.
-    Model text inside the command must be quoted (`shlex.quote`) unless it is meant to be shell.
+    Subclasses set `name`, `description` and `Arguments`, and turn validated arguments into one bash command. It runs in
+    the agent's own shell session (so `cd` and `export` last), with every script of `scripts()` on the PATH. Model text
+    inside the command must be quoted (`shlex.quote`) unless it is meant to be shell.
     """
 
     name: ClassVar[str]
@@ -42,7 +42,10 @@ class AbstractTool(ABC):
 
     @abstractmethod
     def command(self, arguments: Any) -> str:
-        """The bash command for `arguments` (an instance of `Arguments`)."""
+        """The bash command for `arguments` (an instance of `Arguments`).
+
+        Raises ValueError to refuse the call; the model reads the message.
+        """
 
     def scripts(self) -> list[ToolScript]:
         """Programs to install; none by default."""
