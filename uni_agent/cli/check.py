@@ -1,0 +1,144 @@
+"""`uni-agent check CONFIG`: what a YAML comes to, and what it needs."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import shutil
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from uni_agent.cli.output import print_json
+from uni_agent.errors import ConfigError, UniAgentError
+
+if TYPE_CHECKING:
+    from uni_agent.config.load import Loaded
+    from uni_agent.pipeline import PipelineConfig
+    from uni_agent.runtime.preflight import Finding
+
+_LOW_DISK = 2**30
+"""Bytes below which a run's folder will soon be full."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The command's arguments."""
+    parser.add_argument("config", type=Path, help="the YAML that describes the pipeline")
+    parser.add_argument("-o", "--override", action="append", default=[], metavar="KEY=VALUE", help="set one key")
+    parser.add_argument("--online", action="store_true", help="also load the model, start a sandbox, look at the disk")
+    parser.add_argument("--json", action="store_true", help="everything as one JSON object on stdout")
+
+
+def execute(args: argparse.Namespace) -> int:
+    """Print the resolved YAML on stdout, what is missing on stderr. 0: it can run; 2: it cannot."""
+    from uni_agent.config.load import load_config
+    from uni_agent.config.problems import ConfigReport
+    from uni_agent.pipeline import PipelineConfig
+
+    try:
+        loaded = load_config(PipelineConfig, args.config, args.override)
+    except ConfigReport as report:
+        if args.json:
+            problems = [{"where": p.where, "path": p.path, "message": p.message} for p in report.problems]
+            print_json({"ok": False, "problems": problems})
+        raise
+    findings = _findings(loaded.config, online=args.online)
+    if args.json:
+        print_json(_record(loaded, findings))
+    else:
+        _print(loaded, findings)
+    missing = [finding for finding in findings if finding.problem]
+    for finding in missing:
+        print(finding.problem, file=sys.stderr)
+    return 2 if missing else 0
+
+
+def _findings(config: PipelineConfig, *, online: bool) -> list[Finding]:
+    from uni_agent.runtime.preflight import preflight
+
+    findings = preflight(config)
+    # A model or sandbox that cannot even be built would only fail a second time.
+    if online and not any(finding.problem for finding in findings):
+        findings += asyncio.run(_probed(config))
+    return findings
+
+
+async def _probed(config: PipelineConfig) -> list[Finding]:
+    return [
+        await _probe("model answers", _model, config),
+        await _probe("sandbox starts", _sandbox, config),
+        await _probe("disk", _disk, config),
+    ]
+
+
+async def _probe(what: str, probe: Callable[[PipelineConfig], Awaitable[None]], config: PipelineConfig) -> Finding:
+    from uni_agent.errors import boundary
+    from uni_agent.runtime.preflight import Finding
+
+    try:
+        with boundary(ConfigError, what):
+            await probe(config)
+    except UniAgentError as error:
+        return Finding(what, str(error))
+    return Finding(what)
+
+
+async def _model(config: PipelineConfig) -> None:
+    from uni_agent.runtime.preflight import probe_model
+
+    model = config.model.build(config.run.seed)
+    try:
+        await probe_model(model)
+    finally:
+        await model.close()
+
+
+async def _sandbox(config: PipelineConfig) -> None:
+    """Start the sandbox of the first task, and stop it."""
+    from uni_agent.deployment.base import SandboxSpec
+
+    task = next(iter(config.data.build().load()), None)
+    spec = SandboxSpec(name="check", image=task.image if task else None, workdir=task.workdir if task else None)
+    deployment = config.deployment.build(spec)
+    limit = config.deployment.startup_timeout
+    try:
+        async with asyncio.timeout(limit):
+            await deployment.start()
+            alive = await deployment.is_alive()
+        if not alive:
+            raise ConfigError(f"deployment: the sandbox started and does not answer: {alive.message}")
+    except TimeoutError as error:
+        raise ConfigError(f"deployment: no sandbox within startup_timeout ({limit:g} s)") from error
+    finally:
+        await deployment.stop()
+
+
+async def _disk(config: PipelineConfig) -> None:
+    folder = config.run.output_dir.absolute()
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free
+    if free < _LOW_DISK:
+        raise ConfigError(f"run.output_dir: only {free / 2**20:.0f} MiB are free in {folder}; free some, or move it")
+
+
+def _record(loaded: Loaded[PipelineConfig], findings: list[Finding]) -> dict[str, Any]:
+    from uni_agent.config.redact import redact
+
+    return {
+        "ok": not any(finding.problem for finding in findings),
+        "config": redact(loaded.data),
+        "digest": loaded.digest,
+        "findings": [{"what": f.what, "ok": not f.problem, "problem": f.problem} for f in findings],
+    }
+
+
+def _print(loaded: Loaded[PipelineConfig], findings: list[Finding]) -> None:
+    from uni_agent.config.dump import dump_yaml
+    from uni_agent.config.redact import redact
+
+    print(dump_yaml(redact(loaded.data)), end="")
+    print(f"# digest   {loaded.digest}")
+    for finding in findings:
+        print(f"# {'missing' if finding.problem else 'ok':7}  {finding.what}")
