@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import re
-from typing import Any, cast
+from typing import Any
 
 from uni_agent.tokens.parsers import jsontext
 from uni_agent.tokens.parsers.schema import types_of
@@ -89,7 +89,7 @@ def _container(text: str, kind: type) -> Any:
         except ValueError:
             continue
         if isinstance(value, kind):
-            return cast("Any", value)
+            return value
     return _UNREADABLE
 
 
