@@ -201,11 +201,11 @@ def _report(args: argparse.Namespace, run_dir: Path, outcome: RunOutcome) -> int
     from uni_agent.store.reader import RunReader
 
     with RunReader(run_dir) as reader:
-        summary = reader.summary()
+        summary, reasons = reader.summary(), reader.exit_reasons()
     if args.json:
         print(json.dumps({"event": "done", "run_dir": str(run_dir), **summary.to_dict()}), flush=True)
     else:
-        print_summary(summary)
+        print_summary(summary, reasons)
         print(f"\nResults: {run_dir}\n  uni-agent show {run_dir} --turns     every trajectory")
         if outcome.interrupted:
             print(f"  uni-agent run {args.config} --resume {run_dir}     go on where it stopped")
