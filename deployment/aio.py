@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -76,3 +77,66 @@ def read_available(fd: int, limit: int = 1 << 18) -> bytes | None:
         return None
     except OSError:  # a vanished terminal or peer is an end like any other
         return b""
+
+
+class PipeReader:
+    """Reads a non-blocking pipe end into `sink` as data comes, without starving the loop or filling the memory.
+
+    After `flood` bytes since `begin` reading is paced to a few ten MB/s; after `idle_limit` bytes, when one is given, it
+    stops until the next `begin`, so that the writer waits. The descriptor is the caller's to close, after `pause`.
+    """
+
+    def __init__(self, fd: int, sink: Callable[[bytes], None], *, flood: int = 16 << 20) -> None:
+        self.fd = fd
+        self.ended = False
+        self._sink = sink
+        self._flood = flood
+        self._idle_limit: int | None = None
+        self._received = 0
+        self._reading = False
+        self._pace: asyncio.TimerHandle | None = None
+
+    def begin(self, *, idle_limit: int | None = None) -> None:
+        """Count anew, and read."""
+        self._received, self._idle_limit = 0, idle_limit
+        self._resume()
+
+    def pause(self) -> None:
+        """Stop reading."""
+        if self._pace is not None:
+            self._pace.cancel()
+            self._pace = None
+        if self._reading:
+            asyncio.get_running_loop().remove_reader(self.fd)
+            self._reading = False
+
+    def drain(self) -> None:
+        """Take what is in the pipe now, no more than fits in it: some background program may go on writing."""
+        left = fcntl.fcntl(self.fd, fcntl.F_GETPIPE_SZ)
+        while left > 0 and not self.ended and (count := self._read_once()):
+            left -= count
+
+    def _resume(self) -> None:
+        self._pace = None
+        if not self._reading and not self.ended:
+            asyncio.get_running_loop().add_reader(self.fd, self._on_readable)
+            self._reading = True
+
+    def _on_readable(self) -> None:
+        self._received += self._read_once()
+        if self._idle_limit is not None and self._received > self._idle_limit:
+            self.pause()
+        elif self._received > self._flood:
+            self.pause()
+            self._pace = asyncio.get_running_loop().call_later(0.002, self._resume)
+
+    def _read_once(self) -> int:
+        data = read_available(self.fd)
+        if data is None:
+            return 0
+        if not data:
+            self.ended = True
+            self.pause()
+            return 0
+        self._sink(data)
+        return len(data)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from swerex.exceptions import CommandTimeoutError, SwerexException
+from swerex.exceptions import CommandTimeoutError, DeploymentStartupError, SwerexException
 
 
 class CommandTimedOut(CommandTimeoutError):
@@ -32,3 +32,7 @@ class ShellExited(SwerexException, RuntimeError):
         self.output = output
         self.omitted = omitted
         self.timed_out = timed_out
+
+
+class ProviderBusyError(DeploymentStartupError):
+    """The backend takes no new sandbox for now (429, RESOURCE_EXHAUSTED, a quota): the start is worth repeating later."""

@@ -12,14 +12,13 @@ in bash itself goes on, and the session survives. Only a shell that does not com
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import secrets
 import signal
 from dataclasses import dataclass
 from typing import Protocol
 
-from uni_agent.deployment.aio import finish, read_available, write_all
+from uni_agent.deployment.aio import PipeReader, finish, read_available, write_all
 from uni_agent.deployment.errors import CommandTimedOut, ShellExited
 from uni_agent.deployment.output import DEFAULT_MAX_OUTPUT_BYTES, HeadTail
 
@@ -38,8 +37,6 @@ _GRACE = 0.5
 """Seconds between TERM and KILL."""
 _LAST_RESORT = 2.0
 """Seconds after the first KILL until the shell itself is killed."""
-_FLOOD = 16 << 20
-"""Bytes of one command's output after which reading is paced, so that `yes` cannot starve the event loop."""
 
 
 class ShellProcess(Protocol):
@@ -105,11 +102,8 @@ class PipeShell:
         self._code: int | None = None
         self._changed = asyncio.Event()
         self._turn = asyncio.Lock()
-        self._running = False
         self._control_ended = False
-        self._output_ended = False
-        self._reading = False
-        self._pace: asyncio.TimerHandle | None = None
+        self._reader = PipeReader(process.stdout, self._on_output)
         self._marker = b""
         self._carry = b""
         self._exit: asyncio.Task[int] | None = None
@@ -122,7 +116,7 @@ class PipeShell:
         self._exit = loop.create_task(self._process.wait(), name="shell exit")
         self._exit.add_done_callback(lambda _: self._changed.set())
         loop.add_reader(self._process.control, self._on_control)
-        self._resume()
+        self._reader.begin()
         try:
             pid = await self._ask(_PRELUDE.encode(), b"$$", timeout)
         except TimeoutError as error:
@@ -147,17 +141,22 @@ class PipeShell:
                 raise ShellExited("the shell is closed", exit_code=self._last_code)
             loop = asyncio.get_running_loop()
             deadline = None if timeout is None else loop.time() + timeout
-            self._running = True
             try:
                 await self._process.mark()
-                self._resume()
+                self._reader.begin()
                 return await self._run(command, deadline)
             except asyncio.CancelledError:
                 await finish(self.close())
                 raise
             finally:
-                self._running = False
                 self._buffer.clear()
+                if not self.closed:  # what background programs print until then belongs to the next command
+                    self._reader.begin(idle_limit=self._idle_limit)
+
+    async def interrupt(self) -> None:
+        """Ask the running command to stop, as Ctrl-C does; nothing happens between commands."""
+        if self._turn.locked():
+            await self._process.signal_command(signal.SIGINT)
 
     async def close(self) -> None:
         """Kill the shell and free its descriptors; idempotent."""
@@ -165,7 +164,7 @@ class PipeShell:
             return
         self.closed = True
         loop = asyncio.get_running_loop()
-        self._pause()
+        self._reader.pause()
         loop.remove_reader(self._process.control)
         await self._process.kill()
         if self._exit is not None:
@@ -314,59 +313,22 @@ class PipeShell:
         del self._control[:-4096]
         self._changed.set()
 
-    def _on_output(self) -> None:
-        self._read_once()
-        received = self._buffer.received
-        if not self._running and received > self._idle_limit:
-            self._pause()  # nobody looks: let the pipe fill up and the background program wait
-        elif received > _FLOOD:
-            self._pause()
-            self._pace = asyncio.get_running_loop().call_later(0.002, self._resume)
-
-    def _read_once(self) -> int:
-        data = read_available(self._process.stdout)
-        if data is None:
-            return 0
-        if not data:
-            self._output_ended = True
-            self._pause()
-            return 0
-        count = len(data)
+    def _on_output(self, data: bytes) -> None:
         if self._marker:
-            data = self._carry + data
-            before, found, after = data.partition(self._marker)
+            before, found, after = (self._carry + data).partition(self._marker)
             if found:
                 self._marker, self._carry, data = b"", b"", before + after
                 self._changed.set()
             else:
-                self._carry, data = data[-31:], data[:-31]
+                self._carry, data = before[-31:], before[:-31]
         self._buffer.feed(data)
-        return count
-
-    def _resume(self) -> None:
-        self._pace = None
-        if not self._reading and not self._output_ended and not self.closed:
-            asyncio.get_running_loop().add_reader(self._process.stdout, self._on_output)
-            self._reading = True
-
-    def _pause(self) -> None:
-        if self._pace is not None:
-            self._pace.cancel()
-            self._pace = None
-        if self._reading:
-            asyncio.get_running_loop().remove_reader(self._process.stdout)
-            self._reading = False
 
     async def _drain(self) -> None:
-        """Take what the command left in the pipe: no more than fits in it, as a background program may go on writing."""
-        if self._marker:
-            loop = asyncio.get_running_loop()
-            limit = loop.time() + 2.0  # the command may have sent its stdout elsewhere for good
-            while self._marker and not self._output_ended and not self._ended and loop.time() < limit:
-                await self._wait_change(limit - loop.time())
-        left = fcntl.fcntl(self._process.stdout, fcntl.F_GETPIPE_SZ)
-        while left > 0 and not self._output_ended and (count := self._read_once()):
-            left -= count
-        if self._carry:
-            self._buffer.feed(self._carry)
-            self._marker, self._carry = b"", b""
+        """Take what the command left in the pipe."""
+        loop = asyncio.get_running_loop()
+        limit = loop.time() + 2.0  # the command may have sent its stdout elsewhere for good
+        while self._marker and not self._reader.ended and not self._ended and loop.time() < limit:
+            await self._wait_change(limit - loop.time())
+        self._reader.drain()
+        self._buffer.feed(self._carry)
+        self._marker, self._carry = b"", b""

@@ -26,7 +26,7 @@ def _send(sock, event, descriptors=()):  # noqa: ANN001, ANN202 - runs under any
 
 
 def _receive(sock):  # noqa: ANN001, ANN202
-    data, ancillary, _, _ = sock.recvmsg(1 << 17, socket.CMSG_SPACE(8 * 4))
+    data, ancillary, _, _ = sock.recvmsg(1 << 17, socket.CMSG_SPACE(8 * 4), socket.MSG_CMSG_CLOEXEC)
     descriptors = array.array("i")
     for level, kind, payload in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -42,7 +42,7 @@ def _receive(sock):  # noqa: ANN001, ANN202
 
 def _child(sock, request, descriptors):  # noqa: ANN001, ANN202
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGINT):
+    for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):  # Python ignores some of them
         signal.signal(number, signal.SIG_DFL)
     os.setsid()
     _send(sock, {"id": request["id"], "event": "started"})
@@ -107,6 +107,7 @@ def _reap(sock, running):  # noqa: ANN001, ANN202
 def main():  # noqa: ANN201, D103
     sock = socket.socket(fileno=int(sys.argv[1]))
     sock.set_inheritable(False)
+    os.umask(0o022)
     wake_read, wake_write = os.pipe()
     os.set_blocking(wake_read, False)
     os.set_blocking(wake_write, False)
