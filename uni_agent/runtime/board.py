@@ -357,18 +357,18 @@ def make_board(
     *,
     total: int | None,
     stream: TextIO | None = None,
-    before: int = 0,
-    title: str = "",
+    done: int = 0,
+    name: str = "",
     info: Mapping[str, Any] | None = None,
     interval: float = 60.0,
     clock: Clock = time.monotonic,
 ) -> Board:
-    """A board for `total` rollouts (None: unknown) of which `before` were done when the run was resumed.
+    """A board for `total` rollouts (None: unknown) of which `done` were done when the run was resumed.
 
     `auto` is `rich` on a terminal and `plain` elsewhere. `stream` is by default stdout for `json` and stderr for the
     others. `info` goes into both records of `json`. `plain` writes every `interval` seconds.
     """
-    tally = Tally(total, before, clock)
+    tally = Tally(total, done, clock)
     if kind == "json":
         return JsonBoard(tally, stream or sys.stdout, info or {})
     if kind == "none":
@@ -377,7 +377,7 @@ def make_board(
     if out is None:  # a process without standard streams
         return NoBoard(tally)
     if kind == "rich" or (kind == "auto" and out.isatty()):
-        return RichBoard(tally, out, title)
+        return RichBoard(tally, out, name)
     return LineBoard(tally, out, interval)
 
 

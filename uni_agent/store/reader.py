@@ -39,6 +39,7 @@ class RunReader:
         self.path = path / DB_NAME if path.is_dir() else path
         self._connection = ReadConnection(self.path)
         self._lock = threading.Lock()
+        self._run_id: str = self.meta()["run_id"]
 
     def close(self) -> None:
         """Close the file. Idempotent."""
@@ -58,6 +59,11 @@ class RunReader:
     def alive(self) -> bool:
         """Whether a process of this host writes the run now."""
         return is_locked(self.path.parent)
+
+    @property
+    def run_id(self) -> str:
+        """Unique name of the run."""
+        return self._run_id
 
     def meta(self) -> dict[str, Any]:
         """Facts about the run: `run_id`, `name`, `state`, `created`, `ended`, `config`, `digest`, `versions`."""

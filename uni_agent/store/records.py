@@ -92,8 +92,8 @@ class RolloutRow:
     reward_log: str
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return dataclasses.asdict(self)
+        """Plain data; nested containers are shared with the row."""
+        return _fields(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +112,8 @@ class TurnRow:
     observations: list[dict[str, Any]]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return dataclasses.asdict(self)
+        """Plain data; nested containers are shared with the row."""
+        return _fields(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +135,8 @@ class ChainRow:
     extra: dict[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return dataclasses.asdict(self)
+        """Plain data; nested containers are shared with the row."""
+        return _fields(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,5 +150,9 @@ class EventRow:
     data: dict[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data."""
-        return dataclasses.asdict(self)
+        """Plain data; nested containers are shared with the row."""
+        return _fields(self)
+
+
+def _fields(row: Any) -> dict[str, Any]:
+    return {field.name: getattr(row, field.name) for field in dataclasses.fields(row)}

@@ -40,7 +40,12 @@ def plain(value: Any) -> Any:
 
 def dumps(value: Any) -> str:
     """Strict JSON of any value on one line, also for readers that split at U+2028 and the like."""
-    text = json.dumps(plain(value), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    return strict(plain(value))
+
+
+def strict(value: Any) -> str:
+    """Like `dumps`, faster, for what is plain already. Raises ValueError for NaN and infinities."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text if text.isascii() else text.translate(_LINE_BREAKS)
 
 
