@@ -1,4 +1,4 @@
-"""A writer for a test to kill: `busy_writer.py RUN_DIR` writes rollouts for ever, and prints the count known to be safe.
+"""A writer for a test to kill: `busy_writer.py RUN_DIR` writes for ever, and prints how many rollouts are safe.
 
 Rollout number n is sample n of task `t`, with n % 5 + 1 turns and n % 3 + 1 chains whose ids follow from n.
 """

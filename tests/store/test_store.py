@@ -30,11 +30,13 @@ KEY = RolloutKey("task-1", 0)
 
 
 def create(run_dir: Path, **fields: Any) -> RunStore:
-    return RunStore.create(run_dir, **{"name": "demo", "config": CONFIG, "digest": "d1", **fields})
+    values: dict[str, Any] = {"name": "demo", "config": CONFIG, "digest": "d1", **fields}
+    return RunStore.create(run_dir, **values)
 
 
 def resume(run_dir: Path, **fields: Any) -> RunStore:
-    return RunStore.resume(run_dir, **{"config": CONFIG, "digest": "d1", **fields})
+    values: dict[str, Any] = {"config": CONFIG, "digest": "d1", **fields}
+    return RunStore.resume(run_dir, **values)
 
 
 def finish(store: RunStore, key: RolloutKey = KEY, result: RolloutRecord | None = None, attempt: int = 0) -> str:
@@ -418,10 +420,12 @@ def test_closing_twice_is_fine_and_writing_afterwards_is_not(tmp_path: Path) -> 
 
 def test_threads_may_record_at_once(tmp_path: Path) -> None:
     with create(tmp_path) as store:
-        threads = [
-            threading.Thread(target=lambda n=n: [finish(store, RolloutKey(f"t{n}", s)) for s in range(20)])
-            for n in range(8)
-        ]
+
+        def many(number: int) -> None:
+            for sample in range(20):
+                finish(store, RolloutKey(f"t{number}", sample))
+
+        threads = [threading.Thread(target=many, args=(number,)) for number in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
