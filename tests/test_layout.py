@@ -29,7 +29,7 @@ TIERS = (
     ("pipeline",),
     ("store",),
     ("runtime",),
-    ("training", "cli", "dashboard"),
+    ("training", "cli", "dashboard", "__main__"),
 )
 TIER_OF = {name: tier for tier, names in enumerate(TIERS) for name in names}
 

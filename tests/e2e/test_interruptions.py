@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import signal
 import sqlite3
 import subprocess
@@ -111,7 +110,7 @@ async def test_ctrl_c_tears_down_says_so_and_can_be_resumed(pipeline: Path, tmp_
     assert process.returncode == 130
     assert b"torn down" in err
     marker = str(run_dir).encode()
-    for pid in filter(str.isdigit, os.listdir("/proc")):
+    for pid in filter(str.isdigit, (p.name for p in Path("/proc").iterdir())):
         try:
             assert marker not in Path(f"/proc/{pid}/cmdline").read_bytes()
         except (FileNotFoundError, ProcessLookupError):

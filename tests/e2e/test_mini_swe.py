@@ -1,4 +1,4 @@
-"""The mini-swe suite over HTTP: a server that plays the reference fixes resolves all of it, one that does nothing none."""
+"""The mini-swe suite over HTTP: reference fixes resolve all of it, doing nothing none."""
 
 from __future__ import annotations
 

@@ -14,6 +14,8 @@ from uni_agent.interaction.prepare import base_commit, prepare, snapshot_patch
 from uni_agent.tools.toolset import BoundCall, Toolset
 from uni_agent.types import Task, ToolCall, ToolResult
 
+_DEFAULT_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
 
 @dataclass(frozen=True, slots=True)
 class ActionOutcome:
@@ -37,13 +39,11 @@ class AgentEnv:
         toolset: Toolset,
         config: InteractionConfig,
         *,
-        tool_install_dir: str | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.sandbox = sandbox
         self.toolset = toolset
         self._config = config
-        self._tool_install_dir = tool_install_dir
         self._clock = clock
         self._base: str | None = None
 
@@ -55,17 +55,16 @@ class AgentEnv:
         await prepare(self.sandbox, task)
         if task.repo is not None:
             self._base = await base_commit(self.sandbox)
-        home, path = await self._home_and_path()
         env = {**task.env, **self.toolset.env()}
         if self.toolset.scripts():
-            tool_dir = self._tool_install_dir or f"{home}/.uni-agent/bin"
+            tool_dir = self.sandbox.tool_install_dir
             await self.sandbox.write_tree(tool_dir, self.toolset.install_archive())
-            env["PATH"] = f"{tool_dir}:{task.env.get('PATH', path)}"
+            env["PATH"] = f"{tool_dir}:{task.env.get('PATH') or await self._path()}"
         await self.sandbox.open(env=env)
 
     async def run_action(self, call: ToolCall) -> ActionOutcome:
         """Run one tool call. Never raises for what the model wrote or the command did, only for a lost sandbox."""
-        bound = self.toolset.bind(call) if call.error is None else call.error
+        bound = self.toolset.bind(call)
         if isinstance(bound, str):
             return ActionOutcome(ToolResult(call.id, call.name, f"Error: {bound}", status="format_error"))
         started = self._clock()
@@ -85,17 +84,17 @@ class AgentEnv:
             status = "timeout"
         elif is_syntax_error(command):
             status = "syntax_error"
-        finished = bound.tool.ends_episode and status == "ok"
+        finished = bound.ends_episode and status == "ok"
         return ActionOutcome(
             ToolResult(call.id, call.name, text, status=status, exit_code=command.exit_code, seconds=seconds),
             finished=finished,
-            answer=bound.tool.answer(bound.arguments) if finished else "",
+            answer=bound.answer if finished else "",
             shell_dead=command.session == "dead",
         )
 
-    async def _home_and_path(self) -> tuple[str, str]:
-        result = await self.sandbox.execute('printf "%s\\n%s" "${HOME:-/tmp}" "$PATH"', timeout=60)
-        home, newline, path = result.output.partition("\n")
-        if result.exit_code != 0 or not newline:
+    async def _path(self) -> str:
+        """The PATH that programs of this sandbox start with."""
+        result = await self.sandbox.execute('printf "%s" "$PATH"', timeout=60)
+        if result.exit_code != 0:
             raise SandboxError(f"the sandbox has no working bash: {result.output[-500:]}")
-        return home.rstrip("/"), path
+        return result.output or _DEFAULT_PATH

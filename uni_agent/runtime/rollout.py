@@ -134,13 +134,7 @@ class Attempt:
         started = self.parts.clock()
         try:
             self._sandbox = await start_sandbox(self.config.deployment, spec, starting=self.parts.starting)
-            env = AgentEnv(
-                self._sandbox,
-                toolset,
-                self.config.interaction,
-                tool_install_dir=self.config.deployment.tool_install_dir,
-                clock=self.parts.clock,
-            )
+            env = AgentEnv(self._sandbox, toolset, self.config.interaction, clock=self.parts.clock)
             await env.setup(self.task)
         finally:
             self.timing.start = self.parts.clock() - started
