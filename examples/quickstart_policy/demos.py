@@ -1,7 +1,7 @@
 """Demonstrations for the quickstart policy: episodes in real bash, most of them wrong on purpose.
 
-The mix makes a policy that knows the right command of every kind but seldom picks it, so that reinforcement learning has
-something to find, and whose failures differ: wrong commands, unreadable calls, prose, never finishing.
+The mix makes a policy that knows the right command of every kind but seldom picks it, so that reinforcement learning
+has something to find, and whose failures differ: wrong commands, unreadable calls, prose, never finishing.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _BROKEN_NOTES = (
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One piece of an episode. `role` is `tool` for observations and `user` for hints; `assistant` pieces are trained."""
+    """One piece of an episode: `tool` for observations, `user` for hints; `assistant` pieces are trained."""
 
     role: Literal["system", "user", "assistant", "tool"]
     text: str

@@ -1,6 +1,6 @@
-"""Measure a policy on the shell-basics suite at temperature 1, without the rest of Uni-Agent: a second opinion on its numbers.
+"""Measure a policy on the shell-basics suite with a loop of its own: a second opinion on Uni-Agent's numbers.
 
-    python examples/quickstart_policy/evaluate.py --model /tmp/policy --samples 8
+python examples/quickstart_policy/evaluate.py --model /tmp/policy --samples 8
 """
 
 from __future__ import annotations

@@ -95,7 +95,10 @@ def observation_text(messages: list[Message]) -> str:
 
 
 def export(model: Qwen2ForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
-    """Write a Hugging Face folder: weights rounded to bfloat16, embeddings untied (some engines reload tied ones wrongly)."""
+    """Write a Hugging Face folder, the weights rounded to bfloat16.
+
+    The embeddings are untied: some engines keep the old output layer when they reload tied ones.
+    """
     import torch
     from safetensors.torch import save_file
 

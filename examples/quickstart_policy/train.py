@@ -1,6 +1,6 @@
 """Train the quickstart policy from nothing: first to copy, then on demonstrations. About six minutes on one CPU core.
 
-    python examples/quickstart_policy/train.py --out /tmp/policy
+python examples/quickstart_policy/train.py --out /tmp/policy
 """
 
 from __future__ import annotations

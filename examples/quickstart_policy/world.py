@@ -1,7 +1,7 @@
 """The little world of the quickstart policy: short shell tasks whose answers a program can check.
 
-Names are words of two syllables. The words of the `test` split appear in no `train` task, so a policy trained on `train`
-has to copy names it has never seen. Everything is a pure function of the split and a seed.
+Names are words of two syllables. The words of the `test` split appear in no `train` task, so a policy trained on
+`train` has to copy names it has never seen. Everything is a pure function of the split and a seed.
 """
 
 from __future__ import annotations
@@ -21,10 +21,11 @@ SYSTEM = "You are a shell agent."
 TEST_WORDS = 800
 
 # Pairs of syllables that mean something: words of the prompts, program names, and what nobody wants to read.
-_EXCLUDED = frozenset(
-    "code date dire done file fini gaza have here hile hobo homo kike lete like limi line made make mode more move name nazi node note nude "
-    "pedo puta puto rape rename same save some sudo take time".split()
-)
+_MEANINGFUL = """
+code date dire done file fini gaza have here hile hobo homo kike lete like limi line made make mode
+more move name nazi node note nude pedo puta puto rape rename same save some sudo take time
+"""
+_EXCLUDED = frozenset(_MEANINGFUL.split())
 
 
 def _split_words() -> dict[Split, tuple[str, ...]]:
@@ -38,7 +39,7 @@ WORDS: Mapping[Split, tuple[str, ...]] = _split_words()
 
 @dataclass(frozen=True, slots=True)
 class ShellTask:
-    """One task. `source` and `target` are file names, `word` the word in question; which of them matter depends on `kind`.
+    """One task. Which of the file names `source` and `target` and the `word` matter depends on `kind`.
 
     `files` maps a name to its text before the agent starts, `answer` is what `finish` must be given ("" where only the
     files count).
@@ -123,6 +124,9 @@ def expected_files(task: ShellTask) -> dict[str, str | None]:
     return dict(sorted(after.items()))
 
 
+_TRIM = "sed 's/^[[:space:]]*//;s/[[:space:]]*$//'"
+
+
 def check_command(task: ShellTask) -> str:
     """A shell command, run in the working directory, that exits with 0 exactly when the task is solved.
 
@@ -138,7 +142,9 @@ def check_command(task: ShellTask) -> str:
             continue
         tests.append(f"test -f {name} && test ! -L {name} && {_same_bytes(name, text, task)}")
     if task.answer:
-        tests.append(f'test "$(printf %s "$UNI_AGENT_ANSWER" | sed "s/^[[:space:]]*//;s/[[:space:]]*$//")" = {task.answer}')
+        tests.append(
+            f'test "$(printf %s "$UNI_AGENT_ANSWER" | sed "s/^[[:space:]]*//;s/[[:space:]]*$//")" = {task.answer}'
+        )
     return " && ".join(tests)
 
 

@@ -37,7 +37,7 @@ class EmbeddedEngineConfig(Config):
     """Root of all sampling without a seed of its own; None: a new one in each run."""
 
     def build(self) -> SamplingBackend:
-        """The engine, not started. Raises ConfigError for a folder that holds no model, MissingExtraError without torch."""
+        """The engine, not started. Raises ConfigError for a folder without a model, MissingExtraError without torch."""
         for package in ("torch", "transformers"):
             if not _installed(package):
                 raise MissingExtraError(package, "embedded", "engine.type 'embedded'")

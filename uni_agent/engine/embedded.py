@@ -1,7 +1,7 @@
 """The engine inside this process: a Hugging Face model on torch, exact to the token.
 
-In float32 the logprob that was sampled equals the one of a later full forward pass to 1e-4, whatever else was in the batch, and a
-request's tokens depend on its seed and prompt alone. Made for small models, tests and demonstrations.
+In float32 the logprob that was sampled equals the one of a later full forward pass to 1e-4, whatever else was in the
+batch, and a request's tokens depend on its seed and prompt alone. Made for small models, tests and demonstrations.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _MOST_COUNTERS = 100_000
 class EmbeddedBackend:
     """A SamplingBackend over the model folder `path` (config.json, safetensors).
 
-    `device` and `dtype` "auto": a GPU in bfloat16 when there is one, else the CPU in float32. `threads` are torch's threads on
-    the CPU, for the whole process. At most `max_batch` requests share a decode step; others wait. Up to
+    `device` and `dtype` "auto": a GPU in bfloat16 when there is one, else the CPU in float32. `threads` are torch's
+    threads on the CPU, for the whole process. At most `max_batch` requests share a decode step; others wait. Up to
     `cache_sessions` conversations (`cache_bytes` of memory) keep their keys and values between turns.
 
-    A request with a seed is reproducible by seed and prompt. Without one, its draws follow from `seed` (the root seed; random when
-    None), the request id, how many calls of that id came before, and the prompt. Without stop ids in the request, the model's own
-    end-of-text ids stop it. `max_context` is the model's window, or a smaller one given here.
+    A request with a seed is reproducible by seed and prompt. Without one, its draws follow from `seed` (the root seed;
+    random when None), the request id, how many calls of that id came before, and the prompt. Without stop ids in the
+    request, the model's own end-of-text ids stop it. `max_context` is the model's window, or a smaller one given here.
     """
 
     def __init__(
@@ -125,7 +125,12 @@ class EmbeddedBackend:
             raise ModelError("temperature must be finite and not negative, repetition_penalty positive")
 
     def _request(
-        self, request_id: str, prompt: list[int], sampling: SamplingParams, count: int, future: asyncio.Future[TokenOutput]
+        self,
+        request_id: str,
+        prompt: list[int],
+        sampling: SamplingParams,
+        count: int,
+        future: asyncio.Future[TokenOutput],
     ) -> Request:
         from uni_agent.engine.local.worker import Request
 
@@ -162,7 +167,7 @@ class EmbeddedBackend:
             self._worker.release(request_id)
 
     async def close(self) -> None:
-        """Fail what is running, end the thread and free the model. Raises ModelError when a step does not end in time."""
+        """Fail what runs, end the thread and free the model. Raises ModelError when a step does not end in time."""
         async with self._lock:
             worker, self._worker = self._worker, None
             if worker is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from uni_agent.engine.base import SamplingParams, TokenOutput, WeightSpan
@@ -15,10 +15,10 @@ from uni_agent.errors import ConfigError, ContextLengthError, ModelError
 class ScriptedTurn:
     """One generation as it will be played.
 
-    `output` is token ids, or text for the backend's encoder. `stop_id` is appended unless it is None or the turn is no `stop`; the
-    default -1 means the request's first stop id, if it has one. `logprobs` None gives `-0.5` for each token; an
-    empty list gives none at all. `delay` is in seconds. `fault`: `raise` fails with ModelError, `abort` returns the
-    output with that finish reason, `hang` never returns.
+    `output` is token ids, or text for the backend's encoder. `stop_id` is appended unless it is None or the turn is no
+    `stop`; the default -1 means the request's first stop id, if it has one. `logprobs` None gives `-0.5` for each
+    token; an empty list gives none at all. `delay` is in seconds. `fault`: `raise` fails with ModelError, `abort`
+    returns the output with that finish reason, `hang` never returns.
     """
 
     output: str | Sequence[int] = ()
@@ -45,10 +45,9 @@ class ScriptedCall:
 class ScriptedBackend:
     """Plays `script` to each request id from its start, or the script that `scripts` has for that id.
 
-    A turn is a ScriptedTurn, a text or token ids. A failed or cancelled call does not advance the script, unless the turn's own
-    fault was the failure. Past the end: ModelError, or from the start again when `repeat`. `encode` turns text into ids; it is
-    needed when a script holds text. Outputs are cut to `max_tokens` and the window, as an engine would.
-    `calls` lists what was received; `released` the ids let go of; state per id is dropped at `release`.
+    A turn is a ScriptedTurn, a text or token ids. A cancelled call does not advance the script, a turn that raises
+    does: a retry meets the next one. Past the end: ModelError, or from the start again when `repeat`. `encode` turns
+    text into ids; it is needed when a script holds text. Outputs are cut to `max_tokens` and the window. `calls` lists what was received; `released` the ids let go of; state per id is dropped at `release`.
     """
 
     def __init__(
@@ -74,9 +73,11 @@ class ScriptedBackend:
 
     def _turn(self, raw: ScriptedTurn | str | Sequence[int]) -> ScriptedTurn:
         turn = raw if isinstance(raw, ScriptedTurn) else ScriptedTurn(raw)
-        if isinstance(turn.output, str) and self._encode is None:
+        if not isinstance(turn.output, str):
+            return turn
+        if self._encode is None:
             raise ConfigError(f"the script holds the text {turn.output!r}: give an `encode` that turns it into ids")
-        return turn
+        return replace(turn, output=tuple(self._encode(turn.output)))
 
     @property
     def max_context(self) -> int | None:
@@ -115,7 +116,7 @@ class ScriptedBackend:
         return script[index]
 
     def _output(self, turn: ScriptedTurn, prompt_length: int, sampling: SamplingParams) -> TokenOutput:
-        ids = self._ids(turn.output)
+        ids = list(turn.output if not isinstance(turn.output, str) else ())
         reason = "abort" if turn.fault == "abort" else turn.finish_reason
         stop_id = turn.stop_id
         if stop_id == -1:
@@ -129,12 +130,6 @@ class ScriptedBackend:
         logprobs = [-0.5] * len(ids) if turn.logprobs is None else list(turn.logprobs[: len(ids)]) or None
         spans = (WeightSpan(turn.weight_version, 0, len(ids)),) if turn.weight_version is not None else ()
         return TokenOutput(ids, logprobs, reason, weight_spans=spans)
-
-    def _ids(self, output: str | Sequence[int]) -> list[int]:
-        if not isinstance(output, str):
-            return list(output)
-        assert self._encode is not None  # checked when the script came in
-        return list(self._encode(output))
 
     async def release(self, request_id: str) -> None:
         """Start the id's script anew; unknown ids are fine."""

@@ -1,7 +1,7 @@
 """Keys and values of sequences of unequal length, so that any mix of requests shares one decode step.
 
-Every tensor is [layers, 2, ..., kv heads, tokens, head size]; index 1 is 0 for keys and 1 for values. The two caches stand in
-for transformers' own `Cache`: the model only calls `update`, because it is given positions and a finished mask.
+Every tensor is [layers, 2, ..., kv heads, tokens, head size]; index 1 is 0 for keys and 1 for values. The two caches
+stand in for the `Cache` of transformers: the model only calls `update`, as it is given positions and a finished mask.
 """
 
 from __future__ import annotations
@@ -126,11 +126,12 @@ class BatchKv:
             return
         # Doubling rows keeps joining cheap; tokens grow by a quarter, because every row pays for the longest.
         rows = have_rows if rows <= have_rows else max(rows, 2 * have_rows, 4)
-        if tokens <= have_tokens:
-            tokens = have_tokens
-        else:
-            tokens = -(-max(tokens, have_tokens * 5 // 4) // _CHUNK) * _CHUNK
+        tokens = have_tokens if tokens <= have_tokens else _rounded(max(tokens, have_tokens * 5 // 4))
         grown = self._shape.empty(rows, tokens)
         used = len(self.lengths)
         grown[:, :, :used, :, :have_tokens] = self._tensor[:, :, :used]
         self._tensor = grown
+
+
+def _rounded(tokens: int) -> int:
+    return -(-tokens // _CHUNK) * _CHUNK

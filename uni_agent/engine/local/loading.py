@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,18 +54,31 @@ class LocalModel:
 
 def load(path: Path, device: str, dtype: str) -> LocalModel:
     """The model in the folder `path`. Raises ConfigError when it cannot be loaded or cannot be run exactly."""
-    from transformers import AutoConfig, AutoModelForCausalLM
-
+    transformers: Any = importlib.import_module("transformers")  # its types are too partial for strict checking
     where = _device(device)
     number = _dtype(dtype, where)
     with boundary(ConfigError, f"cannot load the model in {path}"), torch.inference_mode():
-        config: Any = AutoConfig.from_pretrained(path, local_files_only=True)
+        config = transformers.AutoConfig.from_pretrained(path, local_files_only=True)
         _refuse_windows(config.get_text_config(), path)
-        module: Any = AutoModelForCausalLM.from_pretrained(path, config=config, dtype=number, local_files_only=True)
+        with _no_progress_bars(transformers.utils.logging):
+            module = transformers.AutoModelForCausalLM.from_pretrained(
+                path, config=config, dtype=number, local_files_only=True
+            )
         module = module.to(where).eval()
         model = _described(module, config.get_text_config(), number, where)
         _prove(model, path)
     return model
+
+
+@contextmanager
+def _no_progress_bars(logging: Any) -> Generator[None]:
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _device(name: str) -> torch.device:
@@ -80,18 +96,22 @@ def _dtype(name: str, device: torch.device) -> torch.dtype:
 
 
 def _refuse_windows(config: Any, path: Path) -> None:
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"]) - {"full_attention"}
-    if kinds:
+    kinds = set(getattr(config, "layer_types", None) or ())
+    window = getattr(config, "sliding_window", None)
+    if not kinds and window is not None and window < config.max_position_embeddings:
+        kinds = {"sliding_attention"}
+    foreign = kinds - {"full_attention"}
+    if foreign:
         raise ConfigError(
-            f"{path}: the model has layers of the kind {', '.join(sorted(kinds))}; the embedded engine runs only full "
-            "attention. Serve it with engine.type: vllm"
+            f"{path}: the model has layers of the kind {', '.join(sorted(foreign))}; the embedded engine runs only "
+            "full attention. Serve it with engine.type: vllm"
         )
 
 
 def _described(module: Any, config: Any, dtype: torch.dtype, device: torch.device) -> LocalModel:
     heads: int = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    eos = getattr(module.generation_config, "eos_token_id", None)
+    eos: Any = getattr(module.generation_config, "eos_token_id", None)
     if eos is None:
         eos = config.eos_token_id
     # transformers renamed the argument within version 5.
@@ -100,7 +120,7 @@ def _described(module: Any, config: Any, dtype: torch.dtype, device: torch.devic
         module=module,
         shape=KvShape(config.num_hidden_layers, heads, size, dtype, device),
         vocab_size=module.get_output_embeddings().weight.shape[0],
-        eos_ids=tuple(eos) if isinstance(eos, list) else () if eos is None else (int(eos),),
+        eos_ids=() if eos is None else (eos,) if isinstance(eos, int) else tuple(eos),
         cache_argument="cache" if "cache" in arguments else "past_key_values",
     )
 
@@ -108,8 +128,8 @@ def _described(module: Any, config: Any, dtype: torch.dtype, device: torch.devic
 def _prove(model: LocalModel, path: Path) -> None:
     """Two sequences of unequal length, prefilled in pieces and decoded together, against the model's own full pass."""
     generator = torch.Generator().manual_seed(0)
-    drawn = torch.randint(0, model.vocab_size, (2, 9), generator=generator).tolist()
-    sequences: list[list[int]] = [drawn[0][:4], drawn[1]]
+    drawn: Any = torch.randint(0, model.vocab_size, (2, 9), generator=generator)
+    sequences: list[list[int]] = [drawn[0, :4].tolist(), drawn[1].tolist()]
     batch = BatchKv(model.shape)
     for ids in sequences:
         kv = model.shape.empty(None, len(ids) - 1)

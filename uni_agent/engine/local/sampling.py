@@ -1,8 +1,8 @@
 """From logits to one sampled token per row.
 
-The logprob of a token is `log_softmax(logits / temperature)`: the policy that reinforcement learning re-scores. top_k, top_p
-and min_p only limit which token may be drawn and do not change it. Temperature 0 takes the likeliest token and reports
-its logprob at temperature 1. A repetition penalty changes the logits first, so with one a re-score differs.
+The logprob of a token is `log_softmax(logits / temperature)`: the policy that reinforcement learning re-scores. top_k,
+top_p and min_p only limit which token may be drawn and do not change it. Temperature 0 takes the likeliest token and
+reports its logprob at temperature 1. A repetition penalty changes the logits first, so with one a re-score differs.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> tuple[list[int], list
     cut_off = weights.gather(1, chosen[:, None])[:, 0] <= 0
     chosen = torch.where(greedy | cut_off, weights.argmax(dim=-1), chosen)
     picked = logprobs.gather(1, chosen[:, None])[:, 0]
-    return chosen.tolist(), picked.tolist()
+    return [int(token) for token in chosen], [float(logprob) for logprob in picked]
 
 
 def _truncates(params: SamplingParams) -> bool:

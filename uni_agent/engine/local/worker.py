@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -23,7 +24,7 @@ _PREFILL_CHUNK = 512  # tokens between two looks at whether the request was canc
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One generation. `limit` is the most new tokens it may have (at least 1); `done` is called once, on the worker's thread."""
+    """One generation of at least 1 and at most `limit` tokens. `done` is called once, on the worker's thread."""
 
     request_id: str
     prompt: list[int]
@@ -53,7 +54,7 @@ class _Running:
 
     def accept(self, token: int, logprob: float) -> TokenOutput | None:
         """Take the next token; the output when it was the last one. Raises ModelError for broken logits."""
-        if logprob != logprob:
+        if math.isnan(logprob):
             raise ModelError("the model gave NaN logits")
         self.ids.append(token)
         self.logprobs.append(logprob)
@@ -156,39 +157,50 @@ class Worker:
 
     def _begin(self, request: Request) -> None:
         """Prefill and take the first token; join the batch unless that was the last."""
-        prompt = request.prompt
         try:
-            session = self._cache.take(request.request_id)
-            start = session.shared(prompt) if session else 0
-            kv = self._model.shape.empty(None, len(prompt))
-            if session is not None:
-                kv[:, :, :, :start] = session.kv[:, :, :, :start]
-            running = _Running(request, generator_for(request.seed), cached=start)
-            logits = None
-            while start < len(prompt):
-                if request.cancelled or self._closing:
-                    self._keep(request, prompt[:start], kv[:, :, :, :start].clone())
-                    return self._closing_answer(request)
-                end = min(start + _PREFILL_CHUNK, len(prompt))
-                logits = self._model.prefill(prompt, kv, start, end)
-                start = end
-            assert logits is not None
+            prefilled = self._prefill(request)
+            if prefilled is None:
+                return
+            running, kv, logits = prefilled
             (token,), (logprob,) = sample(logits[None], [running.draw()])
             output = running.accept(token, logprob)
         except ModelError as error:
-            return request.done(error)
+            request.done(error)
+            return
         except Exception as error:  # this request alone is hit: the batch was not touched
             _LOG.exception("the embedded engine failed in a prefill")
-            return request.done(ModelError(f"the embedded engine failed: {type(error).__name__}: {error}"))
-        if output is not None:
-            self._keep(request, prompt, kv)
-            return request.done(output)
-        self._batch.join(kv)
-        self._running.append(running)
+            request.done(ModelError(f"the embedded engine failed: {type(error).__name__}: {error}"))
+            return
+        if output is None:
+            self._batch.join(kv)
+            self._running.append(running)
+        else:
+            self._keep(request, request.prompt, kv)
+            request.done(output)
 
-    def _closing_answer(self, request: Request) -> None:
-        if not request.cancelled:
-            request.done(ModelError("the embedded engine was closed"))
+    def _prefill(self, request: Request) -> tuple[_Running, torch.Tensor, torch.Tensor] | None:
+        """Compute what is not cached of the prompt: keys and values of all of it, and the logits after it.
+
+        None when the request was cancelled meanwhile. Raises ModelError when the worker closes.
+        """
+        prompt = request.prompt
+        session = self._cache.take(request.request_id)
+        done = session.shared(prompt) if session else 0
+        kv = self._model.shape.empty(None, len(prompt))
+        if session is not None:
+            kv[:, :, :, :done] = session.kv[:, :, :, :done]
+        running = _Running(request, generator_for(request.seed), cached=done)
+        while True:  # at least one token is left to compute
+            if self._closing:
+                raise ModelError("the embedded engine was closed")
+            if request.cancelled:
+                self._keep(request, prompt[:done], kv[:, :, :, :done].clone())
+                return None
+            end = min(done + _PREFILL_CHUNK, len(prompt))
+            logits = self._model.prefill(prompt, kv, done, end)
+            done = end
+            if done == len(prompt):
+                return running, kv, logits
 
     def _step(self) -> None:
         logits = self._model.decode([running.ids[-1] for running in self._running], self._batch)
