@@ -29,7 +29,7 @@ class Bundle:
 
 
 def is_git_source(path: Path) -> bool:
-    """Whether `path` itself is a work tree with `.git`, a bare repository, or a bundle (being inside one does not count)."""
+    """Whether `path` itself (not a parent) is a work tree with `.git`, a bare repository, or a bundle."""
     if path.is_file():
         with path.open("rb") as file:
             return file.read(12) == b"# v2 git bun" or path.suffix == ".bundle"

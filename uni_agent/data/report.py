@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from uni_agent.types import Repo, Task, TaskFile
 
-# A union's branches appear in pydantic's locations under these names; they mean nothing to the writer of a file.
-_UNION_TAGS = frozenset({"str", "TaskFile", "list[str]", "list[dict[str,any]]"})
+# Where pydantic puts the name of a union's branch in a location; it means nothing to the writer of a file.
+_TAG_INDEX = {"files": 2, "prompt": 1, "setup": 1}
 
 
 def suggestion(word: str, known: Iterable[str]) -> str:
@@ -37,7 +37,8 @@ def field_errors(error: ValidationError) -> list[str]:
 
 
 def _line(loc: tuple[int | str, ...], kind: str, message: str) -> str:
-    path = [part for part in loc if part not in _UNION_TAGS]
+    tag = _TAG_INDEX.get(str(loc[0])) if loc else None
+    path = [part for index, part in enumerate(loc) if index != tag]
     key = ".".join(str(part) for part in path)
     if kind == "extra_forbidden" and path:
         return f"{key}: unknown key{suggestion(str(path[-1]), _fields_at(path))}"
