@@ -27,7 +27,7 @@ BASH: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "bash",
-        "description": "Run a command, e.g. `ls -la | grep \"é\" && echo <b>`.",
+        "description": 'Run a command, e.g. `ls -la | grep "é" && echo <b>`.',
         "parameters": {
             "type": "object",
             "properties": {"command": {"type": "string"}, "timeout": {"type": "integer"}},
@@ -54,9 +54,13 @@ def train() -> Tokenizer:
     prose = ["The quick README says\n\nok\n\n log: <|im_end|>\n system assistant user\n"] * 20
     text = [(TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8") for name in NAMES]
     tokenizer.train_from_iterator([*prose, *text, "漢字 漢字 Zürich 東京 élan élan"], trainer)
-    tokenizer.add_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL])
-    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in MARKUP])
+    add(tokenizer, SPECIAL, special=True)
+    add(tokenizer, MARKUP, special=False)
     return tokenizer
+
+
+def add(tokenizer: Any, texts: Sequence[str], *, special: bool) -> None:
+    tokenizer.add_tokens([AddedToken(text, special=special, normalized=False) for text in texts])
 
 
 def write_folder(folder: Path, tokenizer: Tokenizer, template: str | None = None) -> Path:

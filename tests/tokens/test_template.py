@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,7 @@ SOURCES = [
 
 
 def peer(source: str, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, **kwargs: Any) -> str:
-    from transformers.utils import chat_template_utils
-
-    render: Any = chat_template_utils.render_jinja_template
+    render: Any = vars(importlib.import_module("transformers.utils.chat_template_utils"))["render_jinja_template"]
     texts, _ = render(conversations=[messages], tools=tools, chat_template=source, add_generation_prompt=True, **kwargs)
     return texts[0]
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from tests.tokens.small import MARKUP, SPECIAL, write_folder
+from tests.tokens.small import MARKUP, SPECIAL, add, write_folder
 from uni_agent.errors import ConfigError
 from uni_agent.tokens.tokenizer import ChatTokenizer
 
@@ -88,7 +88,7 @@ def sentencepiece_like(scheme: str) -> Tokenizer:
     tokenizer.pre_tokenizer = metaspace
     decoder: Any = decoders.Metaspace(prepend_scheme=scheme)
     tokenizer.decoder = decoder
-    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in ("<s>", "</s>")])
+    add(tokenizer, ("<s>", "</s>"), special=True)
     return tokenizer
 
 

@@ -47,6 +47,10 @@ class Ending:
             if at < 0:
                 return -1
             at += len(self.token)
+        return self.behind(text, at)
+
+    def behind(self, text: str, at: int) -> int:
+        """Where in `text` the next piece starts, for a token that ends at `at`."""
         return _past_blanks(text, at) if self.swallows else at
 
 

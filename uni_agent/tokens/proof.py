@@ -205,9 +205,10 @@ class _Prover:
         end = after.rfind(ending.token) if ending else -1
         if ending is None or end < len(header):
             raise _Refuted("the template ends an assistant turn with no control token")
-        if shape.cut:  # the renderer closes a cut turn with the same text that is left out here
-            return after[len(header) : end].removesuffix(ending.lead) + ending.lead + ending.token
-        return after[len(header) : end + len(ending.token)]
+        stop = ending.behind(after, end + len(ending.token))
+        if shape.cut:  # the turn stops before its end, which the renderer then writes
+            return after[len(header) : end].removesuffix(ending.lead) + ending.lead + after[end:stop]
+        return after[len(header) : stop]
 
 
 def _drops_thinking(transcriber: Transcriber) -> bool:
