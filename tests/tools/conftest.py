@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from uni_agent.tools import Toolset
 from uni_agent.tools.config import SearchConfig
 from uni_agent.tools.execute_bash import ExecuteBash

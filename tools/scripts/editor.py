@@ -168,7 +168,7 @@ def str_replace(call, path):
     if old == new:
         raise Failure("No replacement was performed: `old_str` and `new_str` are the same.")
     spans = occurrences(data, old)
-    if spans:
+    if spans and not halves_an_ending(data, old, spans):
         text = new
         if len(spans) == 1 and b"\n" in new and b"\n" not in old and b"\r" not in old + new:
             text = new.replace(b"\n", nearest_ending(data, *spans[0]))
@@ -201,6 +201,11 @@ def occurrences(data, old):
         spans.append((at, at + len(old)))
         at = data.find(old, at + 1)
     return spans
+
+
+def halves_an_ending(data, old, spans):
+    """Whether a text that knows no \\r begins at the \\n of a CRLF, which would be torn apart."""
+    return old.startswith(b"\n") and b"\r" not in old and any(data[start - 1 : start] == b"\r" for start, _ in spans)
 
 
 def occurrences_any_ending(data, old):

@@ -52,10 +52,10 @@ def fetch(url, options, payload=None):
             if number + 1 < options["tries"]:
                 time.sleep(wait)
     except Deadline:
-        raise Failure("%s did not answer within %g seconds (%s)." % (url, options["deadline"], problem))
+        raise Failure("%s did not answer within %g seconds (%s)." % (bare(url), options["deadline"], problem))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-    raise Failure("%s could not be reached in %d tries: %s." % (url, options["tries"], problem))
+    raise Failure("%s could not be reached in %d tries: %s." % (bare(url), options["tries"], problem))
 
 
 def attempt(url, payload, timeout):
@@ -71,7 +71,7 @@ def attempt(url, payload, timeout):
     if status == 429 or status >= 500:
         raise Passing("HTTP status %d%s" % (status, excerpt(answer)), seconds(headers.get("retry-after")))
     if status != 200:
-        raise Failure("%s answered with HTTP status %d%s." % (url, status, excerpt(answer)))
+        raise Failure("%s answered with HTTP status %d%s." % (bare(url), status, excerpt(answer)))
     return answer
 
 
@@ -137,6 +137,10 @@ def secure(sock, forwarder, host, port):
             line = reply.split(b"\r\n", 1)[0].decode("latin-1")
             raise Failure("The sandbox's forwarder gives no tunnel to %s:%d: %s." % (host, port, line))
     return ssl.create_default_context().wrap_socket(sock, server_hostname=host)
+
+
+def bare(url):
+    return url.partition("?")[0]
 
 
 def excerpt(answer):

@@ -81,7 +81,11 @@ def report(groups, asked, options):
     most = max(options["max_chars"] // (limit * max(len(groups), 1)), 1)
     kept = [[dict(item, contents=cut(item["contents"], limit)) for item in group[:most]] for group in groups]
     if options["format"] == "json":
-        return json.dumps({"result": kept}, ensure_ascii=False) + "\n"
+        out = {"result": kept}
+        omitted = count - sum(len(group) for group in kept)
+        if omitted:
+            out["omitted"] = omitted
+        return json.dumps(out, ensure_ascii=False) + "\n"
     blocks = []
     for question, group, whole in zip(asked, kept, groups):
         rows = ["# %s" % question]

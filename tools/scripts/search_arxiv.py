@@ -4,7 +4,7 @@ from common import *  # bundled
 from endpoint import *  # bundled
 
 try:
-    from datetime import datetime, timedelta
+    from datetime import datetime, timedelta, timezone
     from urllib.parse import urlencode
     from xml.etree import ElementTree
 except ImportError:
@@ -15,7 +15,7 @@ ATOM = "{http://www.w3.org/2005/Atom}"
 
 def run(call):
     options = call["options"]
-    since = datetime.utcnow() - timedelta(days=call["days"]) if call["days"] else None
+    since = datetime.now(timezone.utc) - timedelta(days=call["days"]) if call["days"] else None
     url = options["base_url"].rstrip("/") + options["path"] + "?" + urlencode(parameters(call, since))
     papers = [paper for paper in parse(fetch(url, options), url) if since is None or paper["published"] >= day(since)]
     papers = papers[: call["max_results"]]
@@ -36,7 +36,7 @@ def parameters(call, since):
     if not re.search(r'\b(ti|au|abs|co|jr|cat|rn|id|all|submittedDate):|\b(AND|OR|ANDNOT)\b|["()]', query):
         query = " AND ".join("all:" + word for word in query.split())
     if since is not None:
-        now = datetime.utcnow() + timedelta(days=1)
+        now = datetime.now(timezone.utc) + timedelta(days=1)
         query = "(%s) AND submittedDate:[%s0000 TO %s0000]" % (query, since.strftime("%Y%m%d"), now.strftime("%Y%m%d"))
     return [
         ("search_query", query),
@@ -54,13 +54,13 @@ def day(moment):
 def parse(body, url):
     """The papers of an Atom feed, in its order."""
     if b"<!DOCTYPE" in body or b"<!ENTITY" in body:
-        raise Failure("%s did not answer with an Atom feed." % url)  # no feed declares entities; a bomb does
+        raise Failure("%s did not answer with an Atom feed." % bare(url))  # no feed declares entities; a bomb does
     try:
         feed = ElementTree.fromstring(body)
     except ElementTree.ParseError as error:
-        raise Failure("%s did not answer with an Atom feed: %s." % (url, error))
+        raise Failure("%s did not answer with an Atom feed: %s." % (bare(url), error))
     if feed.tag != ATOM + "feed":
-        raise Failure("%s did not answer with an Atom feed." % url)
+        raise Failure("%s did not answer with an Atom feed." % bare(url))
     papers = []
     for entry in feed.findall(ATOM + "entry"):
         address = text(entry, "id")
