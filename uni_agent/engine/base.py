@@ -57,7 +57,8 @@ class SamplingBackend(Protocol):
     """Token ids in, token ids + logprobs out.
 
     `generate` raises ModelError when the engine fails and is safe to cancel: a cancelled call leaves nothing behind.
-    Calls run concurrently; the same `request_id` over turns may be used for cache affinity. `start` loads, `close`
+    Calls run concurrently; the same `request_id` over turns may be used for cache affinity. `prompt_ids` is only valid
+    during the call: what is kept longer is copied. `start` loads, `close`
     frees; both are idempotent. `max_context` is the window in tokens, or None when the engine does not say.
     """
 

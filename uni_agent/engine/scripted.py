@@ -47,7 +47,8 @@ class ScriptedBackend:
 
     A turn is a ScriptedTurn, a text or token ids. A cancelled call does not advance the script, a turn that raises
     does: a retry meets the next one. Past the end: ModelError, or from the start again when `repeat`. `encode` turns
-    text into ids; it is needed when a script holds text. Outputs are cut to `max_tokens` and the window. `calls` lists what was received; `released` the ids let go of; state per id is dropped at `release`.
+    text into ids; it is needed when a script holds text. Outputs are cut to `max_tokens` and the window. `calls` lists
+    what was received and `released` the ids let go of, unless `record` is off. State per id is dropped at `release`.
     """
 
     def __init__(
