@@ -70,7 +70,7 @@ async def test_the_engine_is_given_exactly_the_chain(renderer: ChatTemplateRende
     session = await opened(chat)
     await session.query()
     await session.observe(tool(session, "out"))
-    before = session.cache.ids
+    before = list(session.cache.ids)
     await session.query()
     assert isinstance(chat.backend, ScriptedBackend)
     assert chat.backend.calls[1].prompt_ids == before

@@ -41,6 +41,7 @@ class RolloutCache:
     routed_experts: Any = None
     metrics: dict[str, float] = field(default_factory=dict[str, float])
     extra_fields: dict[str, Any] = field(default_factory=dict[str, Any])
+    _joined: list[int] = field(default_factory=list[int], init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
         """Tokens in the chain: prompt and response."""
@@ -48,8 +49,11 @@ class RolloutCache:
 
     @property
     def ids(self) -> list[int]:
-        """The whole chain [P + T], a new list."""
-        return self.prompt_ids + self.response_ids
+        """The whole chain [P + T]: a live view, to be read only. It costs what was added since it was last read."""
+        if not self._joined:
+            self._joined.extend(self.prompt_ids)
+        self._joined.extend(self.response_ids[len(self._joined) - len(self.prompt_ids) :])
+        return self._joined
 
     @property
     def sampled(self) -> int:
