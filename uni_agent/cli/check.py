@@ -6,9 +6,9 @@ import argparse
 import asyncio
 import shutil
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from uni_agent.cli.output import print_json
 from uni_agent.errors import ConfigError, UniAgentError
@@ -43,7 +43,7 @@ def execute(args: argparse.Namespace) -> int:
             problems = [{"where": p.where, "path": p.path, "message": p.message} for p in report.problems]
             print_json({"ok": False, "problems": problems})
         raise
-    findings = _findings(loaded.config, online=args.online)
+    findings = _findings(loaded, online=args.online)
     if args.json:
         print_json(_record(loaded, findings))
     else:
@@ -54,14 +54,34 @@ def execute(args: argparse.Namespace) -> int:
     return 2 if missing else 0
 
 
-def _findings(config: PipelineConfig, *, online: bool) -> list[Finding]:
+def _findings(loaded: Loaded[PipelineConfig], *, online: bool) -> list[Finding]:
     from uni_agent.runtime.preflight import preflight
 
-    findings = preflight(config)
+    findings = preflight(loaded.config)
+    told = "\n".join(finding.problem for finding in findings)
+    findings += [finding for name, finding in _variables(loaded) if name not in told]
     # A model or sandbox that cannot even be built would only fail a second time.
     if online and not any(finding.problem for finding in findings):
-        findings += asyncio.run(_probed(config))
+        findings += asyncio.run(_probed(loaded.config))
     return findings
+
+
+def _variables(loaded: Loaded[PipelineConfig]) -> Iterator[tuple[str, Finding]]:
+    """The environment variables that keys named `…_env` ask for."""
+    from uni_agent.config.nodes import DEFAULT, Leaf, dotted, leaves, lift
+    from uni_agent.config.secrets import secret
+    from uni_agent.runtime.preflight import Finding
+
+    for path, node in leaves(lift(loaded.data, DEFAULT)):
+        name = node.value if isinstance(node, Leaf) else None
+        if not isinstance(name, str) or not str(path[-1]).endswith("_env"):
+            continue
+        try:
+            secret(name, dotted(path))
+        except ConfigError as error:
+            yield name, Finding(f"variable {name}", f"{loaded.origin(path)}  {error}")
+        else:
+            yield name, Finding(f"variable {name}")
 
 
 async def _probed(config: PipelineConfig) -> list[Finding]:
@@ -100,7 +120,7 @@ async def _sandbox(config: PipelineConfig) -> None:
 
     task = next(iter(config.data.build().load()), None)
     spec = SandboxSpec(name="check", image=task.image if task else None, workdir=task.workdir if task else None)
-    deployment = config.deployment.build(spec)
+    deployment = cast("Any", config.deployment.build(spec))  # swerex types `start` and `stop` in part only
     limit = config.deployment.startup_timeout
     try:
         async with asyncio.timeout(limit):

@@ -22,7 +22,7 @@ _LOW_DISK_GIB = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One thing that was looked at. `missing`: nothing works without it; `warn`: some uses need it. `cure` says what to do."""
+    """One thing that was looked at. `missing`: nothing works without it; `warn`: some uses need it."""
 
     what: str
     state: Literal["ok", "warn", "missing"]

@@ -7,7 +7,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, cast
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, SerializationInfo
 
 from uni_agent.errors import ConfigError
 
@@ -48,7 +48,17 @@ def _resolve_path(value: Any) -> Any:
     return path
 
 
-ConfigPath = Annotated[Path, BeforeValidator(_resolve_path)]
+ABSOLUTE_PATHS = "absolute paths"
+"""Context of a dump that must mean the same from any folder (`model_dump(context=ABSOLUTE_PATHS)`)."""
+
+
+def _dumped(path: Path, info: SerializationInfo) -> str:
+    return str(path.absolute() if info.context == ABSOLUTE_PATHS else path)
+
+
+ConfigPath = Annotated[
+    Path, BeforeValidator(_resolve_path), PlainSerializer(_dumped, return_type=str, when_used="json")
+]
 """A path: `~` is expanded, `pkg://package/rest` lies in an installed package, and what is written relative in a YAML
 file refers to the folder of that file (on the command line: to the current folder)."""
 

@@ -26,7 +26,9 @@ class _Dumper(yaml.SafeDumper):
 
 def _represent_str(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     style = None
-    if "\n" in text and not re.search(r"[^\S\n]\n|^\s|\t|\s\Z(?<!\n)", text):
+    if not text.replace("\n", "").isprintable():
+        style = '"'
+    elif "\n" in text and not re.search(r"[^\S\n]\n|^\s|\s\Z(?<!\n)", text):
         style = "|"
     elif not isinstance(plain(text), str):
         style = "'"

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar, cast
 
 from pydantic import BaseModel, ValidationError
 
+from uni_agent.config.base import ABSOLUTE_PATHS
 from uni_agent.config.files import read_layers
 from uni_agent.config.merge import merge_nodes
 from uni_agent.config.nodes import Node, Origin, find, lift
@@ -84,7 +85,9 @@ def override(config: ConfigT, overlay: Mapping[str, Any], where: str = "") -> Co
 
 def plain_data(config: BaseModel) -> dict[str, Any]:
     """The whole of `config` as JSON data; secrets are masked."""
-    return cast("dict[str, Any]", json.loads(json.dumps(config.model_dump(mode="json", fallback=str))))
+    return cast(
+        "dict[str, Any]", json.loads(json.dumps(config.model_dump(mode="json", fallback=str, context=ABSOLUTE_PATHS)))
+    )
 
 
 def digest(data: Any) -> str:

@@ -30,7 +30,7 @@ def apply_overrides(root: Node, shape: Shape, overrides: Sequence[str]) -> Node:
             continue
         if any(step.isdecimal() for step in path):
             root = _with_default_lists(root, shape, path)
-        overlay = single if overlay is None else merge_nodes(overlay, single)
+        overlay = single if overlay is None else merge_nodes(overlay, single, indexes=True)
     if problems:
         raise ConfigReport(problem for report in problems for problem in report.problems)
     return root if overlay is None else merge_nodes(root, overlay, indexes=True)

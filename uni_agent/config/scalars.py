@@ -42,4 +42,4 @@ def tagged(kind: str, text: str) -> str | int | float | bool | None:
         return value
     if kind == "float" and isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
-    raise ValueError(f"{text!r} is not a {kind}")
+    raise ValueError(f"{text!r} is no !!{kind}")
