@@ -271,6 +271,8 @@ def not_found(path, data, old, encoding):
 
 def nearest_lines(wanted, lines):
     """Indices of up to three lines that resemble the longest wanted line."""
+    import difflib
+
     probe = max(wanted, key=len)[:300]
     matcher = difflib.SequenceMatcher(autojunk=False)
     matcher.set_seq2(probe)

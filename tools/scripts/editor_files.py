@@ -6,14 +6,12 @@ What an edit does not name is never decoded, so tabs, line endings, byte-order m
 from common import *  # bundled
 
 try:
-    import difflib
     import errno
     import hashlib
     import json
     import os
     import re
     import stat
-    import tempfile
 except ImportError:
     sys.exit(97)
 
@@ -98,6 +96,8 @@ def read_file(path):
 
 
 def similar_names(path):
+    import difflib  # only needed when something went wrong
+
     parent, name = os.path.split(path)
     try:
         names = [shown(entry) for entry in os.listdir(parent)]
@@ -116,7 +116,8 @@ def write_file(path, data, info=None):
         return write_in_place(path, data)
     parent = os.path.dirname(path)
     try:
-        handle, temporary = tempfile.mkstemp(prefix=b".uni_agent-", dir=parent)
+        temporary = os.path.join(parent, b".uni_agent-" + os.urandom(8).hex().encode())
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     except OSError as error:
         if info is None or error.errno not in (errno.EPERM, errno.EACCES, errno.EROFS):
             raise
@@ -240,7 +241,7 @@ def state_folder():
     """The first folder that can be written: the configured one, the home folder's, the temporary folder's."""
     configured = os.environb.get(b"UNI_AGENT_STATE_DIR")
     home = os.path.expanduser(b"~/.uni_agent")
-    spare = os.path.join(os.fsencode(tempfile.gettempdir()), b".uni_agent-%d" % os.geteuid())
+    spare = os.path.join(os.environb.get(b"TMPDIR") or b"/tmp", b".uni_agent-%d" % os.geteuid())
     for folder in (configured, home, spare):
         if not folder or not os.path.isabs(folder):
             continue
