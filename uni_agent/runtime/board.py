@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import sys
@@ -20,7 +21,7 @@ from uni_agent.store.text import dumps
 from uni_agent.types import ExitReason, RolloutKey
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, RenderableType
 
 BoardKind = Literal["auto", "rich", "plain", "json", "none"]
 Clock = Callable[[], float]
@@ -219,6 +220,10 @@ class BaseBoard(ABC):
     @abstractmethod
     def _close(self, state: str) -> None: ...
 
+    def _abandon(self) -> None:
+        """Let go of what the display holds, after it failed."""
+        return
+
     def _tick_on(self) -> None:
         while not self._left.wait(self._period):
             self.tick()
@@ -232,6 +237,7 @@ class BaseBoard(ABC):
                 show()
         except Exception as error:
             self._broken = True
+            self._abandon()
             _log.warning("the progress display stops: %s: %s", type(error).__name__, error)
         finally:
             self._drawing.release()
@@ -306,13 +312,12 @@ class RichBoard(BaseBoard):
     _period = 0.5
 
     def __init__(self, tally: Tally, stream: TextIO, title: str) -> None:
-        from rich.console import Console
         from rich.live import Live
 
         super().__init__(tally)
         self._title = title
         self._ascii = not can_show(stream)
-        self._live = Live(console=Console(file=stream, highlight=False), auto_refresh=False, transient=False)
+        self._live = Live(console=_console(stream), auto_refresh=False, transient=False)
 
     def _open(self) -> None:
         self._live.start()
@@ -322,9 +327,11 @@ class RichBoard(BaseBoard):
         self._live.update(self.render(), refresh=True)
 
     def _close(self, state: str) -> None:
-        try:
-            self._live.update(self.render(state), refresh=True)
-        finally:
+        self._live.update(self.render(state), refresh=True)
+        self._live.stop()
+
+    def _abandon(self) -> None:
+        with contextlib.suppress(Exception):  # gives stdout and stderr back before it fails at the terminal again
             self._live.stop()
 
     def render(self, state: str = "") -> RenderableType:
@@ -350,6 +357,17 @@ class RichBoard(BaseBoard):
             names = [f"{duration(seconds):>6}  {shorten(str(key), 80)}" for key, seconds in numbers.oldest]
             parts += [Text(encodable(name, file), "dim") for name in names]
         return Group(*parts)
+
+
+def _console(stream: TextIO) -> Console:
+    from rich.console import Console
+
+    class Terminal(Console):
+        def on_broken_pipe(self) -> None:
+            # Rich would end the process here, and point its stdout elsewhere.
+            raise OSError("the terminal is gone")
+
+    return Terminal(file=stream, highlight=False)
 
 
 def make_board(
