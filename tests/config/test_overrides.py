@@ -45,6 +45,7 @@ def test_cfg_02_a_typo_in_the_last_segment_names_the_nearest_path(load: Load) ->
 
 def test_cfg_02_typos_in_both_segments_are_mended_together(load: Load) -> None:
     assert "did you mean `agent.max_steps`?" in message(load, "agnet.max_stesp=5")
+    assert "did you mean `model.timeout`?" in message(load, "modle.timeout=5")
 
 
 def test_cfg_02_only_the_first_equals_sign_splits(load: Load) -> None:
@@ -135,6 +136,11 @@ def test_items_of_a_list_are_reached_by_number(load: Load) -> None:
     assert load("tools.0.timeout=5").tools == [Bash(type="bash", timeout=5), Finish(type="finish")]
     assert load("tools.1={type: bash}").tools == [Bash(type="bash"), Bash(type="bash")]
     assert load("tools=[{type: finish}]", "tools.0.type=bash").tools == [Bash(type="bash")]
+
+
+def test_a_part_stated_by_its_name_alone_can_be_given_options(tmp_path: Path) -> None:
+    path = write(tmp_path, "p.yaml", "model: {type: api}\ntools: [bash, {type: finish}]\n")
+    assert load_config(Pipeline, path, ["tools.0.timeout=5"]).config.tools[0] == Bash(type="bash", timeout=5)
 
 
 def test_a_number_past_the_end_says_how_many_there_are(load: Load) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from jsonschema import Draft202012Validator
@@ -12,7 +12,7 @@ from tests.config.trees import Pipeline
 from uni_agent.config.catalogue import places
 from uni_agent.config.schema import json_schema, schema_text
 
-VALIDATOR = Draft202012Validator(json_schema(Pipeline))
+VALIDATOR = cast("Any", Draft202012Validator(json_schema(Pipeline)))
 
 
 def test_the_schema_is_a_schema_and_its_text_is_stable() -> None:

@@ -53,4 +53,5 @@ def test_an_installed_configuration_is_reached_by_its_package(tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.yaml").write_text("extends: pkg://uni_agent.configs/quickstart.yaml\nname: own\n")
     assert load_config(PipelineConfig, "own.yaml").config.name == "own"
-    assert load_config(PipelineConfig, "pkg://uni_agent.configs/quickstart.yaml").config.name == "quickstart"
+    for path in ("pkg://uni_agent.configs/quickstart.yaml", Path("pkg://uni_agent.configs/quickstart.yaml")):
+        assert load_config(PipelineConfig, path).config.name == "quickstart"

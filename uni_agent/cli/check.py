@@ -7,7 +7,6 @@ import asyncio
 import shutil
 import sys
 from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from uni_agent.cli.output import print_json
@@ -24,7 +23,7 @@ _LOW_DISK = 2**30
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
-    parser.add_argument("config", type=Path, help="the YAML that describes the pipeline")
+    parser.add_argument("config", help="the YAML that describes the pipeline")
     parser.add_argument("-o", "--override", action="append", default=[], metavar="KEY=VALUE", help="set one key")
     parser.add_argument("--online", action="store_true", help="also load the model, start a sandbox, look at the disk")
     parser.add_argument("--json", action="store_true", help="everything as one JSON object on stdout")

@@ -61,6 +61,8 @@ def _extended(stated: Node | None) -> list[Node]:
 
 def _target(path: str | Path, folder: Path | None, where: str) -> Path:
     text = str(path)
+    if isinstance(path, Path) and text.startswith("pkg:/"):  # a Path keeps one slash of two
+        text = text.replace("pkg:/", "pkg://", 1)
     try:
         return _PATH.validate_python(text if folder is None else SourcedStr.at(text, folder))
     except ValueError as error:

@@ -10,7 +10,7 @@ from uni_agent.config.parse import parse_yaml
 from uni_agent.config.problems import ConfigReport, fault
 from uni_agent.config.redact import is_secret_key
 from uni_agent.config.scalars import plain
-from uni_agent.config.shape import Shape, child, default_of, fields, select
+from uni_agent.config.shape import Shape, child, default_of, fields, select, tags_of
 
 _SHOWN = 80
 
@@ -28,8 +28,7 @@ def apply_overrides(root: Node, shape: Shape, overrides: Sequence[str]) -> Node:
         except ConfigReport as report:
             problems.append(report)
             continue
-        if any(step.isdecimal() for step in path):
-            root = _with_default_lists(root, shape, path)
+        root = _opened(root, shape, path)
         overlay = single if overlay is None else merge_nodes(overlay, single, indexes=True)
     if problems:
         raise ConfigReport(problem for report in problems for problem in report.problems)
@@ -86,20 +85,36 @@ def _value(text: str, origin: Origin, shape: Shape | None) -> Node:
     return node or Leaf(origin, text, text)
 
 
-def _with_default_lists(node: Node, shape: Shape | None, path: Sequence[str]) -> Node:
-    """`node` with the default lists written out that `path` enters by number."""
-    if not path or shape is None or not isinstance(node, Table):
+def _opened(node: Node, shape: Shape | None, path: Sequence[str]) -> Node:
+    """`node` made ready for an override at `path`: lists that it enters by number, and parts stated by name alone.
+
+    Default lists are written out, and `tools: [search]` becomes `[{type: search}]` before `tools.0.timeout` is set.
+    """
+    if not path or shape is None:
         return node
     step, *rest = path
-    item = node.entries.get(step)
+    if isinstance(node, Items) and step.isdecimal() and int(step) < len(node.items):
+        items = list(node.items)
+        items[int(step)] = _opened(items[int(step)], child(shape, int(step)), rest)
+        return Items(node.origin, items, node.text)
+    if isinstance(node, Leaf) and any(node.value in tags_of(part.model) for part in shape.parts):
+        return Table(node.origin, {"type": node})
+    if not isinstance(node, Table):
+        return node
+    item = node.entries.get(step) or _default(shape, node, step, rest)
     if item is None:
-        models = [model for model in select(shape, node) if step in fields(model)]
-        default = default_of(fields(models[0])[step]) if len(models) == 1 and rest else None
-        if default is None:
-            return node
-        item = lift(default, DEFAULT)
-    inner = _with_default_lists(item, child(shape, step, node), rest)
+        return node
+    inner = _opened(item, child(shape, step, node), rest)
     return Table(node.origin, {**node.entries, step: inner}, node.text)
+
+
+def _default(shape: Shape, node: Node, step: str, rest: Sequence[str]) -> Node | None:
+    """The default of a key that is not stated, when `rest` goes into a list that it has."""
+    models = [model for model in select(shape, node) if step in fields(model)]
+    if len(models) != 1 or not any(inner.isdecimal() for inner in rest):
+        return None
+    default = default_of(fields(models[0])[step])
+    return None if default is None else lift(default, DEFAULT)
 
 
 def _cut(text: str) -> str:

@@ -37,7 +37,7 @@ def unknown_key(shape: Shape, root: Node, path: Sequence[str | int], *, whole: b
     keys = _keys(parents, find(root, parent))
     near = _near(str(word), keys, parents, find(root, parent), below)
     elsewhere = _owners(shape, root, str(rest[-1]), parent)
-    if near and (not elsewhere or _alike(str(word), str(near[0])) >= _VERY_CLOSE):
+    if near and (below or not elsewhere or _alike(str(word), str(near[0])) >= _VERY_CLOSE):
         named = dotted((*parent, *near)) if whole else near[0]
         return f"unknown key, did you mean `{named}`?"
     of_type = _other_types(parents, find(root, parent), str(word))
