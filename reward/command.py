@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import posixpath
 import re
 import secrets
 from pathlib import Path, PurePosixPath
@@ -72,7 +73,7 @@ class CommandReward(AbstractRewardSpec):
             result = await sandbox.execute(
                 f"set -o pipefail\n{config.command}\n",
                 timeout=config.timeout,
-                cwd=config.cwd,
+                cwd=_inside(sandbox, config.cwd),
                 env={
                     **context.task.env,
                     **config.env,
@@ -171,6 +172,10 @@ def _content(source: str | GradingFile, base_dir: str) -> tuple[bytes, int]:
         return file_content(source, base_dir)
     path = None if source.path is None else str(Path(base_dir) / source.path)
     return file_content(TaskFile(text=source.text, base64=source.base64, path=path, mode=source.mode), base_dir)
+
+
+def _inside(sandbox: Sandbox, cwd: str | None) -> str | None:
+    return posixpath.join(sandbox.workdir, cwd) if cwd and sandbox.workdir else cwd
 
 
 def _for_environment(answer: bytes) -> str:

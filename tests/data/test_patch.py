@@ -2,7 +2,7 @@
 
 # ruff: noqa: E501 - one shell line each
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -85,9 +85,9 @@ HOSTILE = {
 
 @pytest.mark.parametrize("change", [*CHANGES.values(), *HOSTILE.values()], ids=[*CHANGES, *HOSTILE])
 async def test_rwd_11_patch_applies_to_a_fresh_copy_with_an_equal_tree(
-    make_sandbox: Callable[[str], Any], task: Task, change: str
+    make_sandbox: Callable[[str], Awaitable[Any]], task: Task, change: str
 ) -> None:
-    agent, fresh = make_sandbox("agent"), make_sandbox("fresh")
+    agent, fresh = await make_sandbox("agent"), await make_sandbox("fresh")
     await prepare(agent, task)
     base = await base_commit(agent)
     assert base is not None
@@ -117,9 +117,9 @@ async def test_rwd_11_patch_is_what_git_diff_binary_writes(sandbox: Any, task: T
 
 
 async def test_rwd_11_dirty_submodule_does_not_spoil_the_rest(
-    make_sandbox: Callable[[str], Any], tmp_path: Path
+    make_sandbox: Callable[[str], Awaitable[Any]], tmp_path: Path
 ) -> None:
-    maker = make_sandbox("maker")
+    maker = await make_sandbox("maker")
     script = """
     export GIT_AUTHOR_NAME=a GIT_AUTHOR_EMAIL=a@b GIT_COMMITTER_NAME=a GIT_COMMITTER_EMAIL=a@b
     git init -q inner && (cd inner && echo 1 > f && git add . && git commit -qm i)
@@ -127,7 +127,7 @@ async def test_rwd_11_dirty_submodule_does_not_spoil_the_rest(
     echo 1 > top.txt && git add . && git commit -qm o"""
     assert (await maker.execute(script, timeout=30)).exit_code == 0
     task = Task(id="t", prompt="p", repo=Repo(path=str(maker.folder / "outer")))
-    agent, fresh = make_sandbox("agent"), make_sandbox("fresh")
+    agent, fresh = await make_sandbox("agent"), await make_sandbox("fresh")
     await prepare(agent, task)
     base = await base_commit(agent)
     assert base
@@ -140,13 +140,15 @@ async def test_rwd_11_dirty_submodule_does_not_spoil_the_rest(
     assert (fresh.folder / "top.txt").read_text() == "2\n"
 
 
-async def test_line_ending_rules_of_the_base_hold(make_sandbox: Callable[[str], Any], tmp_path: Path) -> None:
+async def test_line_ending_rules_of_the_base_hold(
+    make_sandbox: Callable[[str], Awaitable[Any]], tmp_path: Path
+) -> None:
     source = tmp_path / "eol"
     source.mkdir()
     (source / ".gitattributes").write_text("*.txt text eol=crlf\n")
     (source / "a.txt").write_bytes(b"1\r\n2\r\n")
     task = Task(id="t", prompt="p", repo=Repo(path="eol"), base_dir=str(tmp_path))
-    agent, fresh = make_sandbox("agent"), make_sandbox("fresh")
+    agent, fresh = await make_sandbox("agent"), await make_sandbox("fresh")
     await prepare(agent, task)
     base = await base_commit(agent)
     assert base and await snapshot_patch(agent, base) == b""
@@ -156,9 +158,9 @@ async def test_line_ending_rules_of_the_base_hold(make_sandbox: Callable[[str], 
     assert (fresh.folder / "a.txt").read_bytes() == b"1\r\n3\r\n"
 
 
-async def test_files_and_setup_belong_to_the_base(make_sandbox: Callable[[str], Any], task: Task) -> None:
+async def test_files_and_setup_belong_to_the_base(make_sandbox: Callable[[str], Awaitable[Any]], task: Task) -> None:
     full = task.model_copy(update={"files": {"NOTE.md": "read me\n"}, "setup": ["echo set >> run.sh"]})
-    agent, fresh = make_sandbox("agent"), make_sandbox("fresh")
+    agent, fresh = await make_sandbox("agent"), await make_sandbox("fresh")
     await prepare(agent, full)
     base = await base_commit(agent)
     assert base and await snapshot_patch(agent, base) == b""

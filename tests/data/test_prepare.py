@@ -1,7 +1,7 @@
 """Preparation: repository, files, setup; and what must not come along (RWD-13)."""
 
 import subprocess
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -68,14 +68,14 @@ async def test_rwd_13_only_history_up_to_the_commit_comes_along(
     assert commits[2] not in git(box, "cat-file", "--batch-all-objects", "--batch-check")
     leftovers = [path.name for path in (box / ".git").iterdir()]
     assert not {"FETCH_HEAD", "ORIG_HEAD", "base.bundle", "logs", "packed-refs"} & set(leftovers)
-    everything = subprocess.run(["grep", "-rl", "upstream", "."], cwd=box, capture_output=True, text=True).stdout
-    assert everything == ""
+    found = await sandbox.execute("grep -rl upstream .", timeout=30)
+    assert found.output == ""
 
 
-async def test_head_is_the_default_and_names_work(make_sandbox: Callable[[str], Any], history: Any) -> None:
+async def test_head_is_the_default_and_names_work(make_sandbox: Callable[[str], Awaitable[Any]], history: Any) -> None:
     folder, commits = history
     for number, commit in enumerate([None, "trunk", "v3", "later"]):
-        box = make_sandbox(f"box{number}")
+        box = await make_sandbox(f"box{number}")
         await prepare(box, Task(id="t", prompt="p", repo=Repo(path=str(folder), commit=commit)))
         assert await base_commit(box) == commits[2]
 
@@ -100,7 +100,7 @@ async def test_a_commit_that_is_not_there_is_named(sandbox: Any, history: Any) -
 
 
 async def test_a_plain_folder_gives_the_same_commit_everywhere(
-    make_sandbox: Callable[[str], Any], tmp_path: Path
+    make_sandbox: Callable[[str], Awaitable[Any]], tmp_path: Path
 ) -> None:
     source = tmp_path / "plain"
     (source / "empty").mkdir(parents=True)
@@ -111,7 +111,7 @@ async def test_a_plain_folder_gives_the_same_commit_everywhere(
     (source / "run.sh").chmod(0o775)
     (source / "link").symlink_to("run.sh")
     task = Task(id="t", prompt="p", repo=Repo(path="plain"), base_dir=str(tmp_path))
-    one, two = make_sandbox("one"), make_sandbox("two")
+    one, two = await make_sandbox("one"), await make_sandbox("two")
     await prepare(one, task)
     (source / "run.sh").touch()
     (source / "__pycache__").mkdir()
@@ -175,7 +175,7 @@ async def test_setup_has_one_deadline(sandbox: Any) -> None:
 async def test_faults_are_told_apart(sandbox: Any) -> None:
     with pytest.raises(DataError, match="base64"):
         await prepare(sandbox, Task(id="t", prompt="p", files={"a": TaskFile(base64="%%%")}))
-    sandbox.lost = True
+    await sandbox.stop()
     with pytest.raises(SandboxLostError):
         await prepare(sandbox, Task(id="t", prompt="p", setup="true"))
 

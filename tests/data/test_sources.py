@@ -189,7 +189,8 @@ def test_an_extra_that_is_missing_is_named(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['pyarrow'] = sys.modules['datasets'] = None\n"
         "from uni_agent.data import ParquetDataConfig, HuggingFaceDataConfig\n"
-        "for config in (ParquetDataConfig(type='parquet', path='x'), HuggingFaceDataConfig(type='huggingface', path='x')):\n"
+        "parquet, hub = ParquetDataConfig(type='parquet', path='x'), HuggingFaceDataConfig(type='huggingface', path='x')\n"
+        "for config in (parquet, hub):\n"
         "    try: config.build().load()\n"
         "    except Exception as error: print(type(error).__name__, error)\n"
     )
@@ -198,7 +199,8 @@ def test_an_extra_that_is_missing_is_named(tmp_path: Path) -> None:
 
 
 def test_importing_the_package_loads_no_table_library() -> None:
-    code = "import sys, uni_agent.data; print([m for m in ('pyarrow', 'datasets', 'jinja2', 'pandas') if m in sys.modules])"
+    heavy = ("pyarrow", "datasets", "jinja2", "pandas")
+    code = f"import sys, uni_agent.data; print([m for m in {heavy} if m in sys.modules])"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 

@@ -53,7 +53,7 @@ async def test_rwd_02_a_grader_that_did_not_run_gives_no_verdict(sandbox: Any, c
 
 
 async def test_rwd_02_a_lost_sandbox_gives_no_verdict(sandbox: Any) -> None:
-    sandbox.lost = True
+    await sandbox.stop()
     result = await graded(sandbox, "true")
     assert is_no_verdict(result) and "SandboxLostError" in result.error
     assert is_no_verdict(await grade(spec(type="command", command="true"), context(None)))

@@ -25,6 +25,7 @@ _MARK = "UNI-AGENT-SNAPSHOT"
 
 _START = """\
 set -u
+exec 2>&1
 for name in $(env | sed -n 's/^\\(GIT_[A-Z0-9_]*\\)=.*/\\1/p'); do unset "$name"; done
 export GIT_CONFIG_NOSYSTEM=1 GIT_CONFIG_GLOBAL=/dev/null GIT_ATTR_NOSYSTEM=1 GIT_TERMINAL_PROMPT=0 LC_ALL=C
 command -v git >/dev/null || { echo 'git is not installed in the sandbox'; exit 127; }
@@ -211,7 +212,7 @@ def _marked(result: CommandResult, what: str) -> tuple[str, str]:
     if result.exit_code == _NO_BASE:
         raise SandboxError(f"{what}: the base commit is gone from the repository")
     # The last marker counts: what git printed before it names files of the agent's making.
-    fields = result.output.rpartition(f"\n{_MARK} ")[2].strip().split(" ", 1)
+    fields = result.output.rpartition(f"\n{_MARK} ")[2].partition("\n")[0].split(" ", 1)
     if result.exit_code or len(fields) != 2:
         raise SandboxError(f"{what} failed with exit code {result.exit_code}: {result.output.strip()[-2000:]}")
     return fields[0], fields[1]

@@ -20,6 +20,7 @@ REPO_TIMEOUT = 300.0
 # The user's and the machine's git settings stay out, so that the same task gives the same commit everywhere.
 _QUIET = """\
 set -eu
+exec 2>&1
 command -v git >/dev/null || { echo 'git is not installed in the sandbox'; exit 127; }
 export GIT_CONFIG_NOSYSTEM=1 GIT_CONFIG_GLOBAL=/dev/null GIT_ATTR_NOSYSTEM=1 GIT_TERMINAL_PROMPT=0 LC_ALL=C
 export GIT_CONFIG_COUNT=2 GIT_CONFIG_KEY_0=safe.directory GIT_CONFIG_VALUE_0='*'
@@ -57,6 +58,8 @@ async def prepare(sandbox: Sandbox, task: Task) -> None:
     Needs no open shell session. Raises DataError for what the task names and is not there, SandboxError (with the end
     of the output) when git or a setup command fails or runs past its time, SandboxLostError when the sandbox is gone.
     """
+    if sandbox.workdir:  # an image need not have it, and nothing can run in a folder that is not there
+        await sandbox.execute(["mkdir", "-p", "--", sandbox.workdir], timeout=60.0, cwd="/")
     if task.repo is not None:
         payload = await asyncio.to_thread(repo_payload, task.repo, task.base_dir)
         await place_repo(sandbox, payload)
