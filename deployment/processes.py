@@ -78,9 +78,10 @@ def signal_descendants(pid: int, number: int, *, spare: Collection[int] = ()) ->
     targets = descendants_of(pid, spare=spare)
     own_group = _group_of(pid)
     spared = {own_group, os.getpgrp(), *map(_group_of, spare)}
-    for group in {_group_of(target) for target in targets} - spared - {None}:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(group or 0, number) if group else None
+    for group in {_group_of(target) for target in targets} - spared:
+        if group is not None and group > 1:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, number)
     for target in targets:
         if _group_of(target) in spared:
             send_signal(target, number)
@@ -94,13 +95,17 @@ def _group_of(pid: int) -> int | None:
 
 
 def send_signal(pid: int, number: int) -> None:
-    """Send `number` to `pid`; a process that is gone is fine."""
+    """Send `number` to `pid`; a process that is gone is fine. Never to 0, 1 or -1, which stand for more than one."""
+    if pid <= 1:
+        raise ValueError(f"{pid} is no process that may be signalled")
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, number)
 
 
 def kill_tree(pid: int) -> None:
     """Kill `pid`, the group it leads, and all descendants with their groups."""
+    if pid <= 1:
+        raise ValueError(f"{pid} is no process that may be killed")
     signal_descendants(pid, signal.SIGKILL)
     if _group_of(pid) == pid:
         with contextlib.suppress(ProcessLookupError, PermissionError):

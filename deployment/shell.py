@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import shlex
 import signal
 from dataclasses import dataclass
 from typing import Protocol
@@ -27,9 +28,13 @@ BASH_ARGV = ("bash", "--noprofile", "--norc")
 INTERRUPT_SIGNAL = int(signal.SIGRTMAX)
 """Sent to the shell alone to abandon the running command. Programs never see it: traps are not inherited."""
 
-# The trap raises its own signal again until the outermost sourced text is left: `return` ends one level at a time.
-_PRELUDE = """exec 3>&2 2>&1; set -m
-trap 'case ${#BASH_SOURCE[@]} in 0) ;; 1) return 0 ;; *) builtin kill -s RTMAX $$; return 0 ;; esac' RTMAX
+# The trap leaves the sourced text. `return` ends one level at a time, so inside of functions it makes every next command
+# of an outer level return too. (Raising the signal again from its own trap crashes bash 5.2.)
+_RETURN = "case ${#BASH_SOURCE[@]} in 0) builtin trap - DEBUG ;; *) return 0 ;; esac"
+_ABANDON = (
+    f"case ${{#BASH_SOURCE[@]}} in 0) ;; 1) return 0 ;; *) builtin trap {shlex.quote(_RETURN)} DEBUG; return 0 ;; esac"
+)
+_PRELUDE = f"""exec 3>&2 2>&1; set -m; trap {shlex.quote(_ABANDON)} RTMAX
 unset PS1 PROMPT_COMMAND HISTFILE BASH_ENV ENV; export TERM=dumb PAGER=cat GIT_PAGER=cat
 """
 

@@ -10,6 +10,8 @@ Events: {"id", "event": "started" | "failed" | "exit" | "opened", ...}. `started
 the kernel tells the host its process id there. End of file on the socket ends the launcher, and with it the sandbox.
 """
 
+from __future__ import annotations
+
 import array
 import json
 import os
@@ -19,13 +21,18 @@ import signal
 import socket
 import sys
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:  # typing takes long to import
+    from types import FrameType
+    from typing import Any, NoReturn
 
-def _send(sock, event, descriptors=()):  # noqa: ANN001, ANN202 - runs under any Python, kept bare
+
+def _send(sock: socket.socket, event: dict[str, Any], descriptors: list[int] | None = None) -> None:
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
     sock.sendmsg([json.dumps(event).encode()], rights)
 
 
-def _receive(sock):  # noqa: ANN001, ANN202
+def _receive(sock: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
     data, ancillary, _, _ = sock.recvmsg(1 << 17, socket.CMSG_SPACE(8 * 4), socket.MSG_CMSG_CLOEXEC)
     descriptors = array.array("i")
     for level, kind, payload in ancillary:
@@ -40,7 +47,7 @@ def _receive(sock):  # noqa: ANN001, ANN202
     return request, rest
 
 
-def _child(sock, request, descriptors):  # noqa: ANN001, ANN202
+def _child(sock: socket.socket, request: dict[str, Any], descriptors: list[int]) -> NoReturn:
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):  # Python ignores some of them
         signal.signal(number, signal.SIG_DFL)
@@ -52,26 +59,46 @@ def _child(sock, request, descriptors):  # noqa: ANN001, ANN202
         os.chdir(request["cwd"])
         for kind, value in request["limits"]:
             resource.setrlimit(kind, (value, value))
-        os.execvpe(request["argv"][0], request["argv"], request["env"])  # noqa: S606
+        _execute(request["argv"], request["env"])
     except OSError as error:
-        _send(sock, {"id": request["id"], "event": "failed", "errno": error.errno, "text": str(error)})
-    except BaseException as error:  # noqa: BLE001 - nothing may return into the parent's loop
+        _send(
+            sock, {"id": request["id"], "event": "failed", "errno": error.errno, "text": os.strerror(error.errno or 0)}
+        )
+    except BaseException as error:  # nothing may return into the parent's loop
         _send(sock, {"id": request["id"], "event": "failed", "errno": 0, "text": repr(error)})
     os._exit(127)
 
 
-def _spawn(sock, request, descriptors, running):  # noqa: ANN001, ANN202
+def _execute(argv: list[str], env: dict[str, str]) -> None:
+    """Become `argv`. `os.execvpe` would import modules in every child, which takes longer than all the rest."""
+    names = (
+        [argv[0]] if "/" in argv[0] else [f"{place}/{argv[0]}" for place in env.get("PATH", "/bin").split(":") if place]
+    )
+    refused: OSError | None = None
+    for name in names:
+        try:
+            os.execve(name, argv, env)  # noqa: S606
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            refused = error
+    raise refused or FileNotFoundError(2, "No such file or directory")
+
+
+def _spawn(sock: socket.socket, request: dict[str, Any], descriptors: list[int], running: dict[int, int]) -> None:
     try:
         pid = os.fork()
     except OSError as error:
-        _send(sock, {"id": request["id"], "event": "failed", "errno": error.errno, "text": str(error)})
+        _send(
+            sock, {"id": request["id"], "event": "failed", "errno": error.errno, "text": os.strerror(error.errno or 0)}
+        )
         return
     if pid == 0:
         _child(sock, request, descriptors)
     running[pid] = request["id"]
 
 
-def _open(sock, request):  # noqa: ANN001, ANN202
+def _open(sock: socket.socket, request: dict[str, Any]) -> None:
     path = request["path"]
     try:
         if request["write"]:
@@ -83,7 +110,9 @@ def _open(sock, request):  # noqa: ANN001, ANN202
         # Not blocking: a FIFO in the way must not stop the launcher.
         descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_NOCTTY, mode)
     except OSError as error:
-        _send(sock, {"id": request["id"], "event": "failed", "errno": error.errno, "text": str(error)})
+        _send(
+            sock, {"id": request["id"], "event": "failed", "errno": error.errno, "text": os.strerror(error.errno or 0)}
+        )
         return
     if request["write"] and request["mode"] is not None:
         os.fchmod(descriptor, request["mode"])
@@ -91,7 +120,7 @@ def _open(sock, request):  # noqa: ANN001, ANN202
     os.close(descriptor)
 
 
-def _reap(sock, running):  # noqa: ANN001, ANN202
+def _reap(sock: socket.socket, running: dict[int, int]) -> None:
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -104,7 +133,12 @@ def _reap(sock, running):  # noqa: ANN001, ANN202
             _send(sock, {"id": running.pop(pid), "event": "exit", "code": code if code >= 0 else 128 - code})
 
 
-def main():  # noqa: ANN201, D103
+def _ignore(_number: int, _frame: FrameType | None) -> None:
+    """SIGCHLD only has to wake the loop."""
+
+
+def main() -> None:
+    """Serve requests until the host closes its end."""
     sock = socket.socket(fileno=int(sys.argv[1]))
     sock.set_inheritable(False)
     os.umask(0o022)
@@ -112,10 +146,10 @@ def main():  # noqa: ANN201, D103
     os.set_blocking(wake_read, False)
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGCHLD, _ignore)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    running = {}
+    running: dict[int, int] = {}
     _send(sock, {"id": 0, "event": "started"})
     while True:
         ready, _, _ = select.select([sock, wake_read], [], [])

@@ -235,7 +235,7 @@ class HostRuntime(AbstractRuntime):
                 raise
             for reader in readers:
                 reader.drain()
-        except ConnectionError:
+        except (ConnectionError, TimeoutError):
             raise
         except OSError as error:  # what a shell would say of a program that cannot be run
             (out if merge else err).feed(f"{argv[0]}: {error.strerror or error}\n".encode("utf-8", "replace"))
