@@ -343,7 +343,7 @@ def undo_edit(call, path):
         remove_folders([folder.encode("latin-1") for folder in header["made"]])
     os.unlink(name)
     left = len(history.steps())
-    return undo_report(path, header, current, before) + note + "(%d earlier edits can be undone.)\n" % left
+    return undo_report(path, header, current, before) + note + "(Earlier edits left to undo: %d)\n" % left
 
 
 def undo_report(path, header, current, before):

@@ -82,18 +82,17 @@ def exchange(url, body, timeout):
         raise Failure("%s is not an http or https address." % url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     forwarder = os.environ.get("UNI_AGENT_NET_SOCKET")
+    authority = parts.netloc.rpartition("@")[2]
     target = (parts.path or "/") + ("?" + parts.query if parts.query else "")
     sock = dial(forwarder, parts.hostname, port, timeout)
     try:
         if parts.scheme == "https":
             sock = secure(sock, forwarder, parts.hostname, port)
         elif forwarder:
-            target = (
-                "http://" + parts.netloc.rpartition("@")[2] + target
-            )  # absolute form: a proxy has to know the origin
+            target = "http://" + authority + target  # absolute form: a proxy has to know the origin
         connection = http.client.HTTPConnection(parts.hostname, port, timeout=timeout)
         connection.sock = sock
-        headers = {"Accept": "*/*", "User-Agent": "uni-agent", "Connection": "close"}
+        headers = {"Host": authority, "Accept": "*/*", "User-Agent": "uni-agent", "Connection": "close"}
         if body is not None:
             headers["Content-Type"] = "application/json"
         connection.request("GET" if body is None else "POST", target, body, headers)
