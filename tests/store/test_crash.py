@@ -58,6 +58,7 @@ def assert_whole(run_dir: Path) -> int:
     return count
 
 
+@pytest.mark.slow
 def test_a_run_killed_again_and_again_loses_nothing_committed_and_counts_nothing_twice(tmp_path: Path) -> None:
     rng = random.Random(7)
     run_dir = tmp_path / "run"

@@ -169,6 +169,8 @@ def test_rollouts_are_paged_by_cursor_and_filtered(tmp_path: Path) -> None:
         assert [row.task_id for row in reader.rollouts(task="t3")] == ["t3"]
         assert all(row.resolved for row in reader.rollouts(resolved=True))
         assert {row.task_id for row in reader.rollouts(failed=True)} == {f"t{i}" for i in (0, 2, 3, 4, 6, 8, 9, 10)}
+        (light,) = reader.rollouts(task="t3", texts=False)
+        assert (light.reward_log, light.opening, light.exit_reason) == ("", [], "format_error")
         with pytest.raises(StoreError, match="no rollout"):
             reader.rollout("999")
         with pytest.raises(StoreError, match="no rollout"):

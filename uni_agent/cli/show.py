@@ -87,7 +87,7 @@ def _show_run(reader: RunReader, args: argparse.Namespace) -> None:
     if not args.failed and not args.turns:
         return
     with writable(sys.stdout) as out:
-        for rollout in reader.each_rollout(failed=args.failed):
+        for rollout in reader.each_rollout(failed=args.failed, texts=args.turns):
             _print_lines(_rollout_lines(rollout, full=args.turns), out)
             if args.turns:
                 _print_turns(reader, rollout, out)

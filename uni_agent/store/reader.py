@@ -19,13 +19,14 @@ from uni_agent.store.schema import DB_NAME
 from uni_agent.store.summary import PHASES, TOKENS, ReasonRow, Summary, ToolRow
 from uni_agent.store.text import loads, utf8
 
-_PAGE = 500
+_PAGE = 50  # a page is held in memory, and a grader's log may be megabytes
 _ROLLOUT_COLUMNS = (
     "id, task_key, sample, attempt, state, superseded, started, ended, exit_reason, exit_class, score, resolved,"
     " trusted, turns, tokens_sampled, tokens_trained, tokens_masked, tokens_dropped, time_start, time_model,"
-    " time_tools, time_reward, time_teardown, dropped_reasons, reward_breakdown, reward_error, error, answer, opening,"
-    " reward_log"
+    " time_tools, time_reward, time_teardown, dropped_reasons, reward_breakdown, reward_error, error"
 )
+_TEXT_COLUMNS = ", answer, opening, reward_log"
+_NO_TEXTS = ", NULL, NULL, NULL"
 
 
 class RunReader:
@@ -105,12 +106,14 @@ class RunReader:
         resolved: bool | None = None,
         failed: bool = False,
         superseded: bool = False,
+        texts: bool = True,
     ) -> list[RolloutRow]:
         """Up to `limit` rollouts in the order they started; `after` is the id of the last one seen.
 
         With `before`, those just before that id, newest first (`before=""` starts at the newest). `failed` keeps those
         that ended but did not succeed: not by the agent's own doing, not trusted, or not resolved. Superseded attempts
-        are left out unless asked for.
+        are left out unless asked for. Without `texts`, the long ones (`answer`, `opening`, `reward_log`) come empty,
+        which is what a table wants.
         """
         where, values = ["1"], list[Any]()
         equal = {"task_id": task, "state": state, "exit_reason": exit_reason, "exit_class": exit_class}
@@ -130,7 +133,8 @@ class RunReader:
             if before:
                 where.append("id < ?")
                 values.append(_row_of(before))
-        query = f"SELECT {_ROLLOUT_COLUMNS} FROM rollouts WHERE {' AND '.join(where)} ORDER BY {order} LIMIT ?"  # noqa: S608
+        columns = _ROLLOUT_COLUMNS + (_TEXT_COLUMNS if texts else _NO_TEXTS)
+        query = f"SELECT {columns} FROM rollouts WHERE {' AND '.join(where)} ORDER BY {order} LIMIT ?"  # noqa: S608
         return [_rollout(row) for row in self._all(query, *values, limit)]
 
     def each_rollout(self, **filters: Any) -> Iterator[RolloutRow]:
@@ -142,7 +146,7 @@ class RunReader:
 
     def rollout(self, rollout_id: str) -> RolloutRow:
         """One rollout. Raises StoreError when there is none of that id."""
-        query = f"SELECT {_ROLLOUT_COLUMNS} FROM rollouts WHERE id = ?"  # noqa: S608
+        query = f"SELECT {_ROLLOUT_COLUMNS}{_TEXT_COLUMNS} FROM rollouts WHERE id = ?"  # noqa: S608
         found = self._all(query, _row_of(rollout_id))
         if not found:
             raise StoreError(f"{self.path}: no rollout {rollout_id!r}")
@@ -150,7 +154,10 @@ class RunReader:
 
     def find(self, task_id: str, sample: int) -> RolloutRow:
         """The rollout of a task's sample that counts. Raises StoreError when there is none."""
-        query = f"SELECT {_ROLLOUT_COLUMNS} FROM rollouts WHERE task_key = ? AND sample = ? AND superseded = 0"  # noqa: S608
+        query = (
+            f"SELECT {_ROLLOUT_COLUMNS}{_TEXT_COLUMNS} FROM rollouts"  # noqa: S608
+            " WHERE task_key = ? AND sample = ? AND superseded = 0"
+        )
         found = self._all(query, task_key(task_id), sample)
         if not found:
             raise StoreError(f"{self.path}: no rollout {task_id}#{sample}")
@@ -241,7 +248,7 @@ def _row_of(rollout_id: str) -> int:
 
 
 def _rollout(row: tuple[Any, ...]) -> RolloutRow:
-    """A row of `_ROLLOUT_COLUMNS`."""
+    """A row of `_ROLLOUT_COLUMNS` and the texts."""
     resolved, trusted = (None if flag is None else bool(flag) for flag in row[11:13])
     return RolloutRow(
         id=str(row[0]),
