@@ -189,8 +189,8 @@ def test_an_extra_that_is_missing_is_named(tmp_path: Path) -> None:
     code = (
         "import sys; sys.modules['pyarrow'] = sys.modules['datasets'] = None\n"
         "from uni_agent.data import ParquetDataConfig, HuggingFaceDataConfig\n"
-        "parquet, hub = ParquetDataConfig(type='parquet', path='x'), HuggingFaceDataConfig(type='huggingface', path='x')\n"
-        "for config in (parquet, hub):\n"
+        "parquet = ParquetDataConfig(type='parquet', path='x')\n"
+        "for config in (parquet, HuggingFaceDataConfig(type='huggingface', path='x')):\n"
         "    try: config.build().load()\n"
         "    except Exception as error: print(type(error).__name__, error)\n"
     )

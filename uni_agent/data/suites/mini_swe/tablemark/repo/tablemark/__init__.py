@@ -1,0 +1,6 @@
+"""Markdown tables."""
+
+from tablemark.parse import TableError, parse
+from tablemark.render import render
+
+__all__ = ["TableError", "parse", "render"]
