@@ -32,7 +32,9 @@ LINE = st.lists(
     st.sampled_from([*TAGS, "x", " ", "\t", '"', "\\", "}", "é", "🧪", "\x00", "\x1b", "\u2028"]), max_size=8
 )
 VALUE = TEXT | st.lists(LINE.map(lambda parts: "> " + "".join(parts) + " ."), max_size=4).map("\n".join)
-COMMON = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], derandomize=True)
+COMMON = settings(
+    deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large], derandomize=True
+)
 
 
 def split(text: str, seed: int) -> list[str]:
