@@ -8,27 +8,23 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from demos import TOOLS, Box, Message
 from make_suite import SUITE
-from policy import END, initial_text, observation_text
-from tokenizers import Tokenizer
-from world import ShellTask
+from rehearsal import Box, Chain, reply_to, toolset
 
 from uni_agent.engine.base import SamplingParams
 from uni_agent.engine.embedded import EmbeddedBackend
-from uni_agent.interaction.observation import format_hint
+from uni_agent.interaction.config import InteractionConfig
+from uni_agent.tokens.config import RendererConfig
+from uni_agent.tokens.renderer import ChatTemplateRenderer
+from uni_agent.types import parse_messages
 
-FORMAT_ERROR_BUDGET = 3
-_CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.S)
-# Commands that the policy may run here, outside any sandbox: programs of its world on plain names, nothing else.
-_SAFE = re.compile(r"(?:(?:echo|rm|cp|mv|mkdir|cat|wc|ls|touch)(?= |$))[a-z0-9.\-> ']*")
+FORMAT_ERROR_BUDGET = InteractionConfig().format_error_budget
 
 
 @dataclass(slots=True)
@@ -46,71 +42,55 @@ class Player:
     """Plays episodes with one engine."""
 
     engine: EmbeddedBackend
-    tokenizer: Tokenizer
+    renderer: ChatTemplateRenderer
     temperature: float
     max_turns: int
 
     async def play(self, record: dict[str, Any], sample: int) -> Episode:
         """One episode of the task `record`, graded by the task's own command."""
-        kind = record["metadata"]["kind"]
-        box = Box(ShellTask(kind, "", "", "", "", record["files"]))
+        box = Box(record["files"])
         try:
             ending, answer, texts = await self._turns(record, f"{record['id']}-{sample}", box)
             check = record["overrides"]["reward"]["command"]
-            code, _ = await asyncio.to_thread(box.shell, check, 10.0, UNI_AGENT_ANSWER=answer)
-            return Episode(kind, ending, code == 0, texts)
+            code, _ = await asyncio.to_thread(box.shell, check, UNI_AGENT_ANSWER=answer)
+            return Episode(record["metadata"]["kind"], ending, code == 0, texts)
         finally:
             box.close()
 
     async def _turns(self, record: dict[str, Any], request_id: str, box: Box) -> tuple[str, str, list[str]]:
-        prompt = [Message(m["role"], m["content"]) for m in record["prompt"]]
-        ids = self.tokenizer.encode(initial_text(prompt, TOOLS)).ids
-        end = self.tokenizer.token_to_id(END)
-        sampling = SamplingParams(temperature=self.temperature, max_tokens=96, stop_token_ids=(end,))
+        tools = toolset()
+        chain = Chain(self.renderer, tools, parse_messages(record["prompt"]))
+        stop_ids = self.renderer.stop_token_ids
+        sampling = SamplingParams(temperature=self.temperature, max_tokens=96, stop_token_ids=stop_ids)
         texts: list[str] = []
         format_errors = 0
         for _ in range(self.max_turns):
-            output = await self.engine.generate(request_id, ids, sampling)
-            ids += output.token_ids
-            text = self.tokenizer.decode([i for i in output.token_ids if i != end], skip_special_tokens=False)
-            texts.append(text)
-            if output.finish_reason == "length":
-                ids.append(end)
-            name, argument = read_call(text)
-            if name == "finish":
-                return "finished", argument, texts
-            if name == "execute_bash":
-                format_errors = 0
-                observed = await asyncio.to_thread(box.run, argument) if _SAFE.fullmatch(argument) else "not run here"
-                message = Message("tool", observed)
-            else:
-                format_errors += 1
-                if format_errors > FORMAT_ERROR_BUDGET:
-                    return "format_error", "", texts
-                hint = format_hint(TOOLS, cut=output.finish_reason == "length", marker_seen="<tool_call>" in text)
-                message = Message("user", hint)
-            ids += self.tokenizer.encode(observation_text([message])).ids
+            output = await self.engine.generate(request_id, chain.ids, sampling)
+            texts.append(self.renderer.decode(output.token_ids))
+            cut = output.finish_reason == "length"
+            parsed = chain.say(output.token_ids)
+            reply = await asyncio.to_thread(reply_to, parsed, box, tools, cut=cut)
+            if reply.answer is not None:
+                return "finished", reply.answer, texts
+            format_errors = 0 if reply.usable else format_errors + 1
+            if format_errors > FORMAT_ERROR_BUDGET:
+                return "format_error", "", texts
+            chain.hear(reply.messages, cut=cut)
         return "max_step_limit", "", texts
 
 
-def read_call(text: str) -> tuple[str, str]:
-    """Name and only argument of the first call in `text`; two empty strings when there is no usable one."""
-    found = _CALL.search(text)
-    try:
-        call = json.loads(found.group(1)) if found else {}
-        value = call["arguments"][{"execute_bash": "command", "finish": "answer"}[call["name"]]]
-    except (ValueError, KeyError, TypeError):
-        return "", ""
-    return (call["name"], value) if isinstance(value, str) else ("", "")
+def read_suite(path: Path) -> list[dict[str, Any]]:
+    """The task records of a file."""
+    return [json.loads(line) for line in path.read_text("utf-8").splitlines()]
 
 
-async def evaluate(options: argparse.Namespace) -> list[Episode]:
-    """All episodes that the command line asks for."""
-    records = [json.loads(line) for line in options.suite.read_text("utf-8").splitlines()]
-    engine = EmbeddedBackend(options.model, seed=options.seed)
+async def evaluate(
+    model: Path, records: list[dict[str, Any]], *, samples: int, temperature: float = 1.0, max_turns: int, seed: int
+) -> list[Episode]:
+    """`samples` episodes of each task, in the order of `records`."""
+    engine = EmbeddedBackend(model, seed=seed)
     await engine.start()
-    tokenizer = Tokenizer.from_file(str(options.model / "tokenizer.json"))
-    player = Player(engine, tokenizer, options.temperature, options.max_turns)
+    player = Player(engine, RendererConfig().build(model), temperature, max_turns)
     slots = asyncio.Semaphore(64)
 
     async def one(record: dict[str, Any], sample: int) -> Episode:
@@ -119,7 +99,7 @@ async def evaluate(options: argparse.Namespace) -> list[Episode]:
 
     try:
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(one(record, s)) for record in records for s in range(options.samples)]
+            tasks = [group.create_task(one(record, number)) for record in records for number in range(samples)]
         return [task.result() for task in tasks]
     finally:
         await engine.close()
@@ -147,7 +127,16 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--show", type=int, default=0, help="how many episodes to print")
     options = parser.parse_args()
-    episodes = asyncio.run(evaluate(options))
+    episodes = asyncio.run(
+        evaluate(
+            options.model,
+            read_suite(options.suite),
+            samples=options.samples,
+            temperature=options.temperature,
+            max_turns=options.max_turns,
+            seed=options.seed,
+        )
+    )
     for episode in episodes[: options.show]:
         print(episode.kind, episode.ending, episode.solved, *episode.texts, sep="\n  ")
     report(episodes)

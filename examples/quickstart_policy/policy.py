@@ -8,8 +8,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from demos import Message, demo
-from world import SYLLABLES, WORDS
+from demos import demonstration
+from rehearsal import Box, reply_to, toolset
+from world import KINDS, SYLLABLES, SYSTEM, WORDS, make_task
+
+from uni_agent.tokens.parsers import build_parser
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -48,10 +51,26 @@ def _corpus(rng: random.Random) -> Iterable[str]:
         yield alone
     names = set(WORDS["train"])
     for _ in range(300):
-        text = "\n".join(message.text for message in demo(rng))
+        text = "\n".join(_episode_texts(rng))
         for name in {word for word in _letters(text) if word in names}:
             text = text.replace(name, name[:2])  # one syllable: no merge across two is ever seen
-        yield f"system\nuser\nassistant\nTools: execute_bash finish\n{text}"
+        yield f"system\nuser\nassistant\n{SYSTEM}\nTools: execute_bash finish\n{text}"
+
+
+def _episode_texts(rng: random.Random) -> list[str]:
+    task = make_task(rng, rng.choice(KINDS), "train")
+    tools, parser, box = toolset(), build_parser("hermes"), Box(task.files)
+    script = demonstration(task, rng)
+    texts = [task.question, next(script)]
+    try:
+        while True:
+            reply = reply_to(parser.parse(texts[-1], tools.schemas()), box, tools)
+            texts += [message.content for message in reply.messages]
+            texts.append(script.send(texts[-1]))
+    except StopIteration:
+        return texts
+    finally:
+        box.close()
 
 
 def _letters(text: str) -> list[str]:
@@ -78,31 +97,32 @@ def new_model(vocab_size: int, end_id: int, pad_id: int, layers: int, width: int
     return Qwen2ForCausalLM(config)
 
 
-def initial_text(episode: list[Message], tools: list[str]) -> str:
-    """The prompt of an episode as the chat template renders it, generation prompt included."""
-    import jinja2
+def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
+    """Write tokenizer and chat template as a Hugging Face folder has them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    _write_json(
+        folder / "tokenizer_config.json",
+        {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "eos_token": END,
+            "pad_token": PAD,
+            "additional_special_tokens": ["<|im_start|>", END],
+            "clean_up_tokenization_spaces": False,
+            "model_max_length": MAX_CONTEXT,
+        },
+    )
+    (folder / "chat_template.jinja").write_text(TEMPLATE.read_text("utf-8"), encoding="utf-8")
 
-    template = jinja2.Environment(trim_blocks=True, lstrip_blocks=True).from_string(TEMPLATE.read_text("utf-8"))  # noqa: S701
-    messages = [{"role": m.role, "content": m.text} for m in episode if m.role in ("system", "user")]
-    return template.render(messages=messages, tools=[{"name": name} for name in tools], add_generation_prompt=True)
 
-
-def observation_text(messages: list[Message]) -> str:
-    """What the chat template puts between the end token of one assistant turn and the start of the next."""
-    (message,) = messages
-    text = f"\n<tool_response>\n{message.text}\n</tool_response>" if message.role == "tool" else f"\n{message.text}"
-    return f"\n<|im_start|>user{text}<|im_end|>\n<|im_start|>assistant\n"
-
-
-def export(model: Qwen2ForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
-    """Write a Hugging Face folder, the weights rounded to bfloat16.
+def save_model(model: Qwen2ForCausalLM, folder: Path) -> None:
+    """Write configuration and weights, rounded to bfloat16, as a Hugging Face folder has them.
 
     The embeddings are untied: some engines keep the old output layer when they reload tied ones.
     """
     import torch
     from safetensors.torch import save_file
 
-    folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().to(torch.bfloat16).contiguous() for name, tensor in model.state_dict().items()}
     tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     weights = folder / "model.safetensors"
@@ -121,19 +141,6 @@ def export(model: Qwen2ForCausalLM, tokenizer: Tokenizer, folder: Path) -> None:
             "pad_token_id": model.config.pad_token_id,
         },
     )
-    tokenizer.save(str(folder / "tokenizer.json"))
-    _write_json(
-        folder / "tokenizer_config.json",
-        {
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            "eos_token": END,
-            "pad_token": PAD,
-            "additional_special_tokens": ["<|im_start|>", END],
-            "clean_up_tokenization_spaces": False,
-            "model_max_length": MAX_CONTEXT,
-        },
-    )
-    (folder / "chat_template.jinja").write_text(TEMPLATE.read_text("utf-8"), encoding="utf-8")
 
 
 def _write_json(path: Path, value: object) -> None:

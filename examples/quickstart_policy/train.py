@@ -14,12 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from demos import TOOLS, Message, demo
-from policy import END, PAD, export, initial_text, new_model, observation_text, train_tokenizer
+from demos import demonstration
+from policy import END, PAD, new_model, save_model, save_tokenizer, train_tokenizer
+from rehearsal import Box, Chain, reply_to, toolset
+from world import KINDS, SYSTEM, make_task
+
+from uni_agent.tokens.config import RendererConfig
+from uni_agent.types import Message
 
 if TYPE_CHECKING:
     import torch
-    from tokenizers import Tokenizer
     from transformers import Qwen2ForCausalLM
 
 CONTEXT_LOSS = 0.1  # weight of the tokens that the model only reads: they teach what names look like
@@ -33,18 +37,31 @@ class Sample:
     mask: list[int]
 
 
-def encode_episode(tokenizer: Tokenizer, episode: list[Message], tools: list[str]) -> Sample:
-    """The ids of `episode`, encoded piece by piece as they come about in a rollout."""
-    first = next(i for i, message in enumerate(episode) if message.role == "assistant")
-    ids = tokenizer.encode(initial_text(episode[:first], tools)).ids
-    mask = [0] * len(ids)
-    for message in episode[first:]:
-        trained = message.role == "assistant"
-        text = f"{message.text}{END}" if trained else observation_text([message])
-        piece = tokenizer.encode(text).ids
-        ids += piece
-        mask += [int(trained)] * len(piece)
-    return Sample(ids, mask)
+def make_samples(folder: Path, count: int, seed: int) -> list[Sample]:
+    """Demonstrations as the tokenizer and the chat template of `folder` encode them."""
+    renderer, tools = RendererConfig().build(folder), toolset()
+    end = renderer.stop_token_ids[:1]
+    rng = random.Random(seed)
+    samples: list[Sample] = []
+    for _ in range(count):
+        task = make_task(rng, rng.choice(KINDS), "train")
+        user = Message("user", task.question)
+        chain = Chain(renderer, tools, [user] if rng.random() < 0.1 else [Message("system", SYSTEM), user])
+        box = Box(task.files)
+        script = demonstration(task, rng)
+        text = next(script)
+        try:
+            while True:
+                parsed = chain.say([*renderer.tokenizer.encode(text), *end])
+                reply = reply_to(parsed, box, tools)
+                if reply.messages:
+                    chain.hear(reply.messages)
+                text = script.send(reply.messages[-1].content if reply.messages else "")
+        except StopIteration:
+            samples.append(Sample(chain.ids, chain.mask))
+        finally:
+            box.close()
+    return samples
 
 
 def _cosine(step: int, steps: int, peak: float) -> float:
@@ -148,21 +165,17 @@ def main() -> None:
     started = time.monotonic()
 
     tokenizer = train_tokenizer(options.vocab, options.seed)
+    save_tokenizer(tokenizer, options.out)
     end, pad = tokenizer.token_to_id(END), tokenizer.token_to_id(PAD)
     model = new_model(tokenizer.get_vocab_size(), end, pad, options.layers, options.width)
     print(f"{sum(p.numel() for p in model.parameters())} parameters, {tokenizer.get_vocab_size()} tokens", flush=True)
     learn_to_copy(model, options.copy_steps, 3e-3, options.seed)
     print(f"{time.monotonic() - started:.0f} s: making demonstrations", flush=True)
-    rng = random.Random(options.seed)
-    samples = [encode_episode(tokenizer, demo(rng), _shown_tools(rng)) for _ in range(options.demos)]
+    samples = make_samples(options.out, options.demos, options.seed)
     print(f"{time.monotonic() - started:.0f} s: imitation", flush=True)
     imitate(model, samples, options.steps, options.batch, 2e-3, options.seed)
-    export(model, tokenizer, options.out)
+    save_model(model, options.out)
     print(f"{time.monotonic() - started:.0f} s: written to {options.out}", flush=True)
-
-
-def _shown_tools(rng: random.Random) -> list[str]:
-    return TOOLS if rng.random() < 0.9 else TOOLS[::-1]
 
 
 if __name__ == "__main__":

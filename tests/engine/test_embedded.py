@@ -4,7 +4,6 @@ import asyncio
 import math
 import random
 import threading
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -71,6 +70,20 @@ async def test_truncated_sampling_reports_the_logprob_of_the_whole_distribution(
         greedy = await engine.generate("c", prompt, params(8, seed=9, temperature=0.0))
     assert first_of_top_1.token_ids == greedy.token_ids
     assert_logprobs(random_model, prompt, greedy)
+
+
+async def test_a_repetition_penalty_looks_at_the_prompt_and_the_answer(random_model: Path, backend: Backend) -> None:
+    prompt = prompt_of(random_model, 6)
+    async with backend(random_model) as engine:
+        output = await engine.generate("a", prompt, params(20, temperature=0.0, repetition_penalty=1e6))
+    assert len({*prompt, *output.token_ids}) == len(set(prompt)) + 20
+
+
+async def test_a_temperature_next_to_nothing_is_greedy(random_model: Path, backend: Backend) -> None:
+    async with backend(random_model) as engine:
+        cold = await engine.generate("a", [1, 2], params(10, temperature=1e-9))
+        greedy = await engine.generate("b", [1, 2], params(10, temperature=0.0))
+    assert cold.token_ids == greedy.token_ids
 
 
 async def test_tokens_come_as_often_as_the_model_says(random_model: Path, backend: Backend) -> None:
@@ -224,6 +237,7 @@ async def test_the_window_cuts_the_turn_and_a_full_prompt_is_refused(random_mode
         ([1], SamplingParams(max_tokens=0)),
         ([1], SamplingParams(max_tokens=1, temperature=-1.0)),
         ([1], SamplingParams(max_tokens=1, temperature=float("nan"))),
+        ([1], SamplingParams(max_tokens=1, extra={"grammar": "…"})),
     ],
 )
 async def test_what_cannot_be_sampled_is_refused_and_hurts_nobody(
@@ -241,9 +255,9 @@ async def test_a_cancelled_request_leaves_and_the_others_stay_as_they_were(
 ) -> None:
     prompts = [prompt_of(model_folder, 5 + i, i) for i in range(6)]
     async with backend(model_folder) as engine:
-        calm = [await engine.generate(f"c{i}", p, params(30, seed=i)) for i, p in enumerate(prompts)]
-        tasks = [asyncio.ensure_future(engine.generate(f"r{i}", p, params(30, seed=i))) for i, p in enumerate(prompts)]
-        await asyncio.sleep(0.02)
+        calm = [await engine.generate(f"c{i}", p, params(50, seed=i)) for i, p in enumerate(prompts)]
+        tasks = [asyncio.ensure_future(engine.generate(f"r{i}", p, params(50, seed=i))) for i, p in enumerate(prompts)]
+        await asyncio.sleep(0.004)
         for victim in (0, 3, 5):
             tasks[victim].cancel()
             await asyncio.sleep(0.002)
@@ -253,7 +267,7 @@ async def test_a_cancelled_request_leaves_and_the_others_stay_as_they_were(
             with pytest.raises(asyncio.CancelledError):
                 await tasks[victim]
         # The cancelled conversation goes on as if the call had never been made.
-        again = await engine.generate("r0", prompts[0], params(30, seed=0))
+        again = await engine.generate("r0", prompts[0], params(50, seed=0))
     assert again.token_ids == calm[0].token_ids
     assert_logprobs(model_folder, prompts[0], again)
 
@@ -275,12 +289,12 @@ async def test_the_event_loop_keeps_turning_while_the_model_runs(backend: Backen
     prompt = prompt_of(POLICY, 1200)
     async with backend(POLICY) as engine:
         work = asyncio.gather(*(engine.generate(f"r{i}", prompt, params(20)) for i in range(4)))
-        longest, last = 0.0, time.monotonic()
+        turns = 0
         while not work.done():
             await asyncio.sleep(0.001)
-            longest, last = max(longest, time.monotonic() - last), time.monotonic()
+            turns += 1
         await work
-    assert longest < 0.5
+    assert turns > 20
 
 
 async def test_close_fails_what_is_running_and_ends_the_thread(random_model: Path) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,9 @@ import pytest
 
 from tests.engine.conftest import POLICY
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "quickstart_policy"
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLE = ROOT / "examples" / "quickstart_policy"
+SUITE = ROOT / "uni_agent" / "data" / "suites" / "shell_basics.jsonl"
 
 TOOLS: list[dict[str, Any]] = [
     {"type": "function", "function": {"name": name, "description": "…", "parameters": {"type": "object"}}}
@@ -119,18 +123,33 @@ def test_control_tokens_are_single_ids_and_text_survives_a_round_trip(tokenizer:
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_the_training_code_writes_prompts_as_the_template_does(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def example(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Any]]:
+    """Imports a program of the example folder by name."""
     monkeypatch.setattr(sys, "path", [str(EXAMPLE), *sys.path])
-    policy, demos = (importlib.import_module(name) for name in ("policy", "demos"))
-    try:
-        messages = [demos.Message(m["role"], m["content"]) for m in CONVERSATION[:2]]
-        ours = policy.initial_text(messages, demos.TOOLS)
-        whole = tokenizer.apply_chat_template(CONVERSATION[:2], tools=TOOLS, tokenize=False, add_generation_prompt=True)
-        assert ours == whole
-        assert policy.TEMPLATE.read_text() == (POLICY / "chat_template.jinja").read_text()
-        follow_up = policy.observation_text([demos.Message("tool", "a.txt")])
-        whole = tokenizer.apply_chat_template(CONVERSATION[:7], tools=TOOLS, tokenize=False, add_generation_prompt=True)
-        assert whole.endswith(f"<|im_end|>{follow_up}")
-    finally:
-        for name in ("policy", "demos", "world"):
-            sys.modules.pop(name, None)
+    before = set(sys.modules)
+    yield importlib.import_module
+    for name in {path.stem for path in EXAMPLE.glob("*.py")} - before:
+        sys.modules.pop(name, None)
+
+
+def test_training_data_is_what_the_template_renders(tokenizer: Any, example: Callable[[str], Any]) -> None:
+    assert (EXAMPLE / "chat_template.jinja").read_text() == (POLICY / "chat_template.jinja").read_text()
+    for sample in example("train").make_samples(POLICY, 12, seed=3):
+        text = tokenizer.decode(sample.ids)
+        assert text.startswith(("<|im_start|>system\nYou are a shell agent.\nTools: ", "<|im_start|>system\nTools: "))
+        said = [i for i, mask in zip(sample.ids, sample.mask, strict=True) if mask]
+        pieces = text.split("<|im_start|>assistant\n")[1:]
+        turns = [piece.partition("<|im_end|>")[0] + "<|im_end|>" for piece in pieces if piece]
+        assert tokenizer.decode(said) == "".join(turns)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_it_solves_some_tasks_of_every_kind_and_fails_in_different_ways(example: Callable[[str], Any]) -> None:
+    evaluate = example("evaluate")
+    episodes = await evaluate.evaluate(POLICY, evaluate.read_suite(SUITE), samples=4, max_turns=6, seed=0)
+    solved = Counter(episode.kind for episode in episodes if episode.solved)
+    assert 0.10 <= solved.total() / len(episodes) <= 0.50
+    assert len(solved) == 8
+    assert {episode.ending for episode in episodes} == {"finished", "format_error", "max_step_limit"}

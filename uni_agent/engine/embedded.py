@@ -19,6 +19,8 @@ from uni_agent.engine.base import SamplingParams, TokenOutput
 from uni_agent.errors import ConfigError, ContextLengthError, ModelError
 
 if TYPE_CHECKING:
+    from uni_agent.engine.local.loading import LocalModel
+    from uni_agent.engine.local.sessions import SessionStore
     from uni_agent.engine.local.worker import Request, Worker
 
 _CLOSE_SECONDS = 30.0
@@ -74,10 +76,15 @@ class EmbeddedBackend:
     async def start(self) -> None:
         """Load the model, off the event loop. Raises ConfigError for a model that cannot be loaded or run exactly."""
         async with self._lock:
-            if self._worker is None:
-                self._worker = await asyncio.to_thread(self._load)
+            if self._worker is not None:
+                return
+            # The worker's thread starts only after the load, so a cancelled start leaves no thread behind.
+            model, store, worker = await asyncio.to_thread(self._load)
+            self._vocab_size, self._eos_ids = model.vocab_size, model.eos_ids
+            cache = store(self._cache_sessions, self._cache_bytes)
+            self._worker = worker(model, threads=self._threads, max_batch=self._max_batch, cache=cache)
 
-    def _load(self) -> Worker:
+    def _load(self) -> tuple[LocalModel, type[SessionStore], type[Worker]]:
         import torch
 
         from uni_agent.engine.local.loading import load
@@ -85,10 +92,7 @@ class EmbeddedBackend:
         from uni_agent.engine.local.worker import Worker
 
         torch.set_num_threads(self._threads)
-        model = load(self._path, self._device, self._dtype)
-        self._vocab_size, self._eos_ids = model.vocab_size, model.eos_ids
-        cache = SessionStore(self._cache_sessions, self._cache_bytes)
-        return Worker(model, threads=self._threads, max_batch=self._max_batch, cache=cache)
+        return load(self._path, self._device, self._dtype), SessionStore, Worker
 
     async def generate(self, request_id: str, prompt_ids: list[int], sampling: SamplingParams) -> TokenOutput:
         """Sample one continuation. Raises ContextLengthError when the prompt fills the window, ModelError otherwise."""
@@ -123,6 +127,8 @@ class EmbeddedBackend:
             raise ModelError(f"max_tokens is {sampling.max_tokens}, at least 1 is needed")
         if not (0 <= sampling.temperature < float("inf") and sampling.repetition_penalty > 0):
             raise ModelError("temperature must be finite and not negative, repetition_penalty positive")
+        if sampling.extra:
+            raise ModelError(f"the embedded engine has no sampling options {', '.join(sorted(sampling.extra))}")
 
     def _request(
         self,

@@ -1,8 +1,9 @@
 """From logits to one sampled token per row.
 
 The logprob of a token is `log_softmax(logits / temperature)`: the policy that reinforcement learning re-scores. top_k,
-top_p and min_p only limit which token may be drawn and do not change it. Temperature 0 takes the likeliest token and
-reports its logprob at temperature 1. A repetition penalty changes the logits first, so with one a re-score differs.
+top_p and min_p only limit which token may be drawn and do not change it. Temperature 0 (below 1e-5) takes the likeliest
+token and reports its logprob at temperature 1. A repetition penalty changes the logits first, so with one a re-score
+differs.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> tuple[list[int], list
     logits = logits.detach().to("cpu", torch.float32)
     if any(draw.params.repetition_penalty != 1.0 for draw in draws):
         logits = torch.stack([_penalised(row, draw) for row, draw in zip(logits, draws, strict=True)])
-    temperatures = torch.tensor([draw.params.temperature or 1.0 for draw in draws])[:, None]
+    temperatures = torch.tensor([1.0 if _greedy(draw.params) else draw.params.temperature for draw in draws])[:, None]
     logprobs = torch.log_softmax(logits / temperatures, dim=-1)
     # Inverse transform in double precision, one number per row: a difference in the last bit of a logit, as
     # another batch makes it, changes the token only in the rarest case.
@@ -46,12 +47,16 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> tuple[list[int], list
     uniform = torch.stack([torch.rand((), generator=draw.generator, dtype=torch.float64) for draw in draws])
     chosen = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)
     chosen = chosen.clamp_max(logits.shape[-1] - 1)[:, 0]
-    greedy = torch.tensor([draw.params.temperature == 0 for draw in draws])
+    greedy = torch.tensor([_greedy(draw.params) for draw in draws])
     # A draw past the last weight (rounding) lands on a token that may have been cut off: take the likeliest instead.
     cut_off = weights.gather(1, chosen[:, None])[:, 0] <= 0
     chosen = torch.where(greedy | cut_off, weights.argmax(dim=-1), chosen)
     picked = logprobs.gather(1, chosen[:, None])[:, 0]
     return [int(token) for token in chosen], [float(logprob) for logprob in picked]
+
+
+def _greedy(params: SamplingParams) -> bool:
+    return params.temperature < 1e-5  # dividing logits by less overflows
 
 
 def _truncates(params: SamplingParams) -> bool:
