@@ -14,7 +14,8 @@ T = TypeVar("T")
 async def finish(work: Awaitable[T]) -> T:
     """Await `work` to its end even while being cancelled; the cancellation is raised afterwards.
 
-    For teardown only: `work` must have deadlines of its own. An error of `work` is raised when there was no cancellation.
+    For teardown only: `work` must have deadlines of its own. An error of `work` is raised when there was no
+    cancellation.
     """
     task = asyncio.ensure_future(work)
     cancelled: asyncio.CancelledError | None = None
@@ -82,8 +83,8 @@ def read_available(fd: int, limit: int = 1 << 18) -> bytes | None:
 class PipeReader:
     """Reads a non-blocking pipe end into `sink` as data comes, without starving the loop or filling the memory.
 
-    After `flood` bytes since `begin` reading is paced to a few ten MB/s; after `idle_limit` bytes, when one is given, it
-    stops until the next `begin`, so that the writer waits. The descriptor is the caller's to close, after `pause`.
+    After `flood` bytes since `begin` reading is paced to a few ten MB/s; after `idle_limit` bytes, when one is given,
+    it stops until the next `begin`, so that the writer waits. The descriptor is the caller's to close, after `pause`.
     """
 
     def __init__(self, fd: int, sink: Callable[[bytes], None], *, flood: int = 16 << 20) -> None:

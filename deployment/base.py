@@ -15,8 +15,8 @@ from uni_agent.config.base import Config
 class SandboxSpec:
     """What one rollout asks of its sandbox, beside the deployment's configuration.
 
-    `name` is unique per attempt and safe in file names. `image` and `workdir` None mean the deployment's own. `allow` are
-    origins (`http://host:port`) that the sandbox may reach although it has no network otherwise.
+    `name` is unique per attempt and safe in file names. `image` and `workdir` None mean the deployment's own. `allow`
+    are origins (`http://host:port`) that the sandbox may reach although it has no network otherwise.
     """
 
     name: str

@@ -17,8 +17,9 @@ from uni_agent.errors import ConfigError
 class PluginDeployConfig(PluginConfig):
     """A deployment that this package does not ship.
 
-    The class is a BaseDeployConfig (built as `Class(**options)` and asked for everything), or a SWE-ReX AbstractDeployment
-    (built as `Class(**options)` for each sandbox; image, environment and allow-list of the task are then its own affair).
+    The class is a BaseDeployConfig (built as `Class(**options)` and asked for everything), or a SWE-ReX
+    AbstractDeployment (built as `Class(**options)` for each sandbox; image, environment and allow-list of the task
+    are then its own affair).
     """
 
     startup_timeout: float = 180.0

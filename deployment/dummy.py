@@ -9,6 +9,7 @@ import posixpath
 import tarfile
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, PrivateAttr
@@ -147,7 +148,7 @@ class DummyDeployment(AbstractDeployment):
         return self._runtime
 
     async def start(self) -> None:
-        """Create it. Like with a real provider, creation goes on when the caller is cancelled; `stop` then awaits it."""
+        """Create it. As with a real provider, creation goes on when the caller is cancelled; `stop` awaits it."""
         backend, config = self.config.backend, self.config
         backend.starts += 1
         if config.max_creating is not None and backend.creating >= config.max_creating:
@@ -156,7 +157,8 @@ class DummyDeployment(AbstractDeployment):
         backend.creating += 1
         backend.peak_creating = max(backend.peak_creating, backend.creating)
         fails = backend.starts - backend.refused <= config.fail_starts
-        self._creation = asyncio.get_running_loop().create_task(self._create(fails), name=f"create {self.spec.name}")
+        loop = asyncio.get_running_loop()
+        self._creation = loop.create_task(self._create(fails), name=f"create {self.spec.name}")
         await asyncio.shield(self._creation)
 
     async def _create(self, fails: bool) -> None:
@@ -307,19 +309,20 @@ class DummyRuntime(AbstractRuntime):
 
     async def upload(self, request: UploadRequest) -> UploadResponse:
         """Copy a file or folder of this machine into the dictionary."""
-        from pathlib import Path
-
-        source = Path(request.source_path)
-        for path in sorted(source.rglob("*")) if source.is_dir() else [source]:
-            if path.is_file():
-                inner = path.relative_to(source).as_posix() if path != source else ""
-                await self.write_bytes(posixpath.join(request.target_path, inner).rstrip("/"), path.read_bytes())
+        for inner, data in await asyncio.to_thread(_files_of, Path(request.source_path)):
+            await self.write_bytes(posixpath.join(request.target_path, inner).rstrip("/"), data)
         return UploadResponse()
 
     async def close(self) -> CloseResponse:
         """End every session."""
         self._sessions.clear()
         return CloseResponse()
+
+
+def _files_of(source: Path) -> list[tuple[str, bytes]]:
+    if source.is_file():
+        return [("", source.read_bytes())]
+    return [(path.relative_to(source).as_posix(), path.read_bytes()) for path in source.rglob("*") if path.is_file()]
 
 
 def dummy_sandbox(respond: Responder | None = None, **options: Any) -> DummyDeployment:

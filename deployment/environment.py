@@ -27,4 +27,4 @@ def check_env(env: Mapping[str, str]) -> None:
 def host_environment(allow: Iterable[str]) -> dict[str, str]:
     """The harmless variables of this process and those in `allow`; PATH and LANG always have a value."""
     kept = {name: os.environ[name] for name in (*HARMLESS, *allow) if name in os.environ}
-    return {"PATH": _DEFAULT_PATH, "LANG": "C.UTF-8"} | SHELL_DEFAULTS | kept
+    return {"PATH": _DEFAULT_PATH, "LANG": "C.UTF-8", **SHELL_DEFAULTS, **kept}

@@ -35,4 +35,4 @@ class ShellExited(SwerexException, RuntimeError):
 
 
 class ProviderBusyError(DeploymentStartupError):
-    """The backend takes no new sandbox for now (429, RESOURCE_EXHAUSTED, a quota): the start is worth repeating later."""
+    """The backend takes no new sandbox for now (429, a quota): the start is worth repeating later."""

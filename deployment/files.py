@@ -22,9 +22,13 @@ RunScript = Callable[[str], Awaitable[tuple[int, str]]]
 class BinaryFiles(Protocol):
     """What a runtime may offer beside SWE-ReX's interface: bytes in one step. Errors are OSErrors."""
 
-    async def read_bytes(self, path: str) -> bytes: ...
+    async def read_bytes(self, path: str) -> bytes:
+        """The bytes of a regular file."""
+        ...
 
-    async def write_bytes(self, path: str, data: bytes, *, mode: int | None = None) -> None: ...
+    async def write_bytes(self, path: str, data: bytes, *, mode: int | None = None) -> None:
+        """Write exactly `data`, parents made; `mode` None leaves the permissions."""
+        ...
 
     async def write_tree(self, target: str, archive: bytes) -> None:
         """Unpack a tar archive at `target`; file modes and links are kept, owners are not."""
@@ -62,7 +66,8 @@ async def write_in_chunks(run: RunScript, path: str, data: bytes, *, mode: int |
         source = f"printf %s {_encoded(data)} | base64 -d > {quoted}; code=$?"
     change = f" && chmod {mode:o} {quoted}" if mode is not None else ""
     code, output = await run(
-        f"if [ -d {quoted} ]; then exit {_IS_DIRECTORY}; fi; mkdir -p {parent} || exit 1; {source}; (exit $code){change}"
+        f"if [ -d {quoted} ]; then exit {_IS_DIRECTORY}; fi; mkdir -p {parent} || exit 1; "
+        f"{source}; (exit $code){change}"
     )
     _raise_for(code, path, output)
 

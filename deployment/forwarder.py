@@ -1,7 +1,8 @@
 """The only way out of a sandbox without a network: an HTTP proxy on a Unix socket, with a list of allowed origins.
 
-Absolute URLs (`GET http://host:port/path`), plain requests with a Host header (`curl --unix-socket`) and CONNECT for https
-are understood. Each connection carries one request; nothing after it is read, so no second request can hide in the first.
+Absolute URLs (`GET http://host:port/path`), plain requests with a Host header (`curl --unix-socket`) and CONNECT for
+https are understood. Each connection carries one request; nothing after it is read, so no second request can hide in
+the first.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ _MAX_CONNECTIONS = 256
 class Forwarder:
     """Serves the proxy at a socket path between `start` and `close`.
 
-    `allow` holds origins like `http://host:port`; scheme, host and port must be equal. All else is answered 403. Deadlines
-    in seconds: `head_timeout` for a request head and for connecting, `idle_timeout` without a byte in either direction.
-    Raises ConfigError for an entry that is no origin.
+    `allow` holds origins like `http://host:port`; scheme, host and port must be equal. All else is answered 403.
+    Deadlines in seconds: `head_timeout` for a request head and for connecting, `idle_timeout` without a byte in
+    either direction. Raises ConfigError for an entry that is no origin.
     """
 
     def __init__(self, allow: Sequence[str], *, head_timeout: float = 30.0, idle_timeout: float = 1800.0) -> None:
@@ -125,8 +126,8 @@ class Forwarder:
         inward = asyncio.ensure_future(self._pump(upstream_reader, writer, None))
         sending = asyncio.ensure_future(outward)
         try:
-            # The answer's end ends the exchange, also when the origin did not want the rest of the body; the end of what
-            # the client sends does not.
+            # The answer's end ends the exchange, also when the origin did not want the rest of the body; the end of
+            # what the client sends does not.
             done, _ = await asyncio.wait([inward, sending], return_when=asyncio.FIRST_COMPLETED)
             if inward not in done and sending.exception() is None:
                 await inward

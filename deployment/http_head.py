@@ -108,7 +108,7 @@ def _header(line: bytes) -> tuple[bytes, bytes]:
     name, colon, value = line.partition(b":")
     if not colon or not _TOKEN.fullmatch(name):
         raise BadRequestError("malformed header")
-    if any(byte < 32 and byte != 9 or byte == 127 for byte in value):
+    if any((byte < 32 and byte != 9) or byte == 127 for byte in value):
         raise BadRequestError("control character in a header")
     return name, value.strip(b" \t")
 

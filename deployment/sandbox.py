@@ -29,9 +29,9 @@ from swerex.runtime.abstract import (
 )
 
 from uni_agent.deployment.aio import finish
+from uni_agent.deployment.environment import check_env
 from uni_agent.deployment.errors import CommandTimedOut, ShellExited
 from uni_agent.deployment.files import BinaryFiles, read_in_chunks, unpack, write_in_chunks
-from uni_agent.deployment.environment import check_env
 from uni_agent.deployment.output import DEFAULT_MAX_OUTPUT_BYTES, limit_text
 from uni_agent.errors import SandboxError, SandboxLostError
 
@@ -53,12 +53,13 @@ SessionState = Literal["kept", "restarted", "dead"]
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """What one command in the shell session gave.
+    r"""What one command in the shell session gave.
 
-    `output` is stdout and stderr as text that encodes to strict UTF-8 (undecodable bytes and NUL as `\\xNN`). `exit_code`
-    is 124 for a time-out. `session`: `kept` (same shell, cwd and environment), `restarted` (the shell ended or had to be
-    killed; cwd and environment are fresh) or `dead` (no shell can be had). `omitted` counts bytes that were cut from the
-    middle because the output passed the sandbox's cap; a line in `output` says so where they stood.
+    `output` is stdout and stderr as text that encodes to strict UTF-8 (undecodable bytes and NUL as `\xNN`).
+    `exit_code` is 124 for a time-out. `session`: `kept` (same shell, cwd and environment), `restarted` (the shell
+    ended or had to be killed; cwd and environment are fresh) or `dead` (no shell can be had). `omitted` counts bytes
+    that were cut from the middle because the output passed the sandbox's cap; a line in `output` says so where they
+    stood.
     """
 
     output: str
@@ -148,34 +149,37 @@ class Sandbox:
         except asyncio.CancelledError:
             self._stale = True
             raise
-        except CommandTimedOut as error:
-            state = "kept" if await self._answers() else await self._restart()
-            return CommandResult(error.output, 124, True, _worse(session, state), error.omitted)
-        except ShellExited as error:
-            code = 124 if error.timed_out else error.exit_code
-            return CommandResult(error.output, code, error.timed_out, await self._restart(), error.omitted)
-        except BashIncorrectSyntaxError as error:
-            info: dict[str, Any] = error.extra_info
-            return CommandResult(str(info.get("bash_stderr") or error), 2, session=session)
-        except SessionDoesNotExistError:
-            state = await self._restart()
-            return (
-                await self._run(command, timeout, state)
-                if state == "restarted"
-                else CommandResult("", 1, session=state)
-            )
-        except TimeoutError:  # SWE-ReX's own, or a runtime that never answered
-            state = "kept" if await self._recovers() else await self._restart()
-            return CommandResult("", 124, True, _worse(session, state))
-        except Exception as error:  # noqa: BLE001 - runtimes raise what they like; only the sandbox's state counts
-            logger.warning("sandbox %s: a command ended in %r", self.name, error)
-            return CommandResult(f"{type(error).__name__}: {error}", 1, session=await self._restart())
+        except SessionDoesNotExistError:  # nothing was run yet
+            if session == "kept" and (session := await self._restart()) == "restarted":
+                return await self._run(command, timeout, session)
+            return CommandResult("", 1, session="dead")
+        except Exception as error:
+            return await self._explain(error, session)
         code = observed.exit_code
         await self._check_ended(code)
         if code is None or code < 0:  # some providers report a time-out as -1
-            state = "kept" if await self._recovers() else await self._restart()
-            return CommandResult(observed.output, 124, True, _worse(session, state))
+            return CommandResult(observed.output, 124, True, _worse(session, await self._settle()))
         return CommandResult(observed.output, code, session=session, omitted=getattr(observed, "omitted", 0))
+
+    async def _explain(self, error: Exception, session: SessionState) -> CommandResult:
+        """The result of a command that ended in `error`, the session usable again. Raises SandboxLostError."""
+        if isinstance(error, CommandTimedOut):
+            state: SessionState = "kept" if await self._answers() else await self._restart()
+            return CommandResult(error.output, 124, True, _worse(session, state), error.omitted)
+        if isinstance(error, ShellExited):
+            code = 124 if error.timed_out else error.exit_code
+            return CommandResult(error.output, code, error.timed_out, await self._restart(), error.omitted)
+        if isinstance(error, BashIncorrectSyntaxError):
+            info: dict[str, Any] = error.extra_info
+            return CommandResult(str(info.get("bash_stderr") or error), 2, session=session)
+        if isinstance(error, TimeoutError):  # SWE-ReX's own, or a runtime that never answered
+            return CommandResult("", 124, True, _worse(session, await self._settle()))
+        logger.warning("sandbox %s: a command ended in %r", self.name, error)
+        return CommandResult(f"{type(error).__name__}: {error}", 1, session=await self._restart())
+
+    async def _settle(self) -> SessionState:
+        """What became of a session whose command may still be running: it is interrupted, or the session replaced."""
+        return "kept" if await self._recovers() else await self._restart()
 
     async def _act(self, command: str, timeout: float) -> Observation:
         action = BashAction(command=command, session=_SESSION, timeout=timeout, check="silent")
@@ -196,17 +200,17 @@ class Sandbox:
         nonce = secrets.token_hex(8)
         try:
             observed = await self._act(f"printf '%s\\n' {nonce}", 10.0)
-        except Exception:  # noqa: BLE001 - whatever it is, it is no answer
+        except Exception:
             logger.debug("sandbox %s: the session does not answer", self.name, exc_info=True)
             return False
         return observed.exit_code == 0 and nonce in observed.output
 
     async def _recovers(self) -> bool:
-        """Whether a session that SWE-ReX left as it was after a time-out can be used once the command is interrupted."""
+        """Whether a session that was left as it is after a time-out can be used once its command is interrupted."""
         try:
             async with asyncio.timeout(_GRACE):
                 await self.deployment.runtime.run_in_session(BashInterruptAction(session=_SESSION))
-        except Exception:  # noqa: BLE001 - the session is replaced then
+        except Exception:
             logger.debug("sandbox %s: the session cannot be interrupted", self.name, exc_info=True)
             return False
         return await self._answers()
@@ -219,11 +223,11 @@ class Sandbox:
         try:
             async with asyncio.timeout(_SHELL_START):
                 await self.deployment.runtime.close_session(CloseBashSessionRequest(session=_SESSION))
-        except Exception:  # noqa: BLE001 - it may be closed, unknown or beyond closing; what counts is the next one
+        except Exception:
             logger.debug("sandbox %s: the old session could not be closed", self.name, exc_info=True)
         try:
             await self._open_session()
-        except Exception as error:  # noqa: BLE001 - named in the log, told apart below
+        except Exception as error:
             logger.warning("sandbox %s: no new shell: %r", self.name, error)
             if not await self.is_alive(timeout=_GRACE):
                 raise SandboxLostError(f"the sandbox is gone: {error}") from error
@@ -359,7 +363,7 @@ class Sandbox:
         try:
             async with asyncio.timeout(timeout + 1.0):
                 return bool(await self.deployment.is_alive(timeout=timeout))
-        except Exception as error:  # noqa: BLE001 - no answer is an answer
+        except Exception as error:
             logger.debug("sandbox %s does not answer: %r", self.name, error)
             return False
 
@@ -384,8 +388,9 @@ class Sandbox:
         for _ in range(2):
             try:
                 async with asyncio.timeout(timeout):
-                    await self.deployment.stop()
-            except Exception as error:  # noqa: BLE001 - reported in `stop_error`
+                    untyped: Any = self.deployment  # SWE-ReX leaves the parameters of `stop` open
+                    await untyped.stop()
+            except Exception as error:
                 self.stop_error = f"{type(error).__name__}: {error}"
                 logger.warning("sandbox %s could not be stopped: %s", self.name, self.stop_error)
             else:
@@ -396,5 +401,4 @@ class Sandbox:
 
 
 def _worse(first: SessionState, second: SessionState) -> SessionState:
-    order: tuple[SessionState, ...] = ("kept", "restarted", "dead")
-    return max(first, second, key=order.index)
+    return first if second == "kept" or first == "dead" else second

@@ -1,12 +1,13 @@
 """A bash session over pipes, without a terminal: any bytes in, exact bytes out, exit codes on a channel of their own.
 
-bash reads commands from its stdin. Each command travels in a heredoc with a random delimiter and is sourced with stdin at
-/dev/null; what it prints goes to stdout. bash's original stderr becomes the control channel (fd 3, closed for commands),
-where a line with the command's nonce and exit code ends it. Nothing that a command prints is ever taken for that line.
+bash reads commands from its stdin. Each command travels in a heredoc with a random delimiter and is sourced with
+stdin at /dev/null; what it prints goes to stdout. bash's original stderr becomes the control channel (fd 3, closed
+for commands), where a line with the command's nonce and exit code ends it. Nothing that a command prints is ever
+taken for that line.
 
-A command that runs too long is ended from three sides: its process groups get TERM and, half a second later, KILL, while
-the shell gets a private signal whose trap returns from the sourced text, so that neither the rest of the list nor a loop
-in bash itself goes on, and the session survives. Only a shell that does not come back from that is killed.
+A command that runs too long is ended from three sides: its process groups get TERM and, half a second later, KILL,
+while the shell gets a private signal whose trap returns from the sourced text, so that neither the rest of the list
+nor a loop in bash itself goes on, and the session survives. Only a shell that does not come back from that is killed.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ BASH_ARGV = ("bash", "--noprofile", "--norc")
 INTERRUPT_SIGNAL = int(signal.SIGRTMAX)
 """Sent to the shell alone to abandon the running command. Programs never see it: traps are not inherited."""
 
-# The trap leaves the sourced text. `return` ends one level at a time, so inside of functions it makes every next command
-# of an outer level return too. (Raising the signal again from its own trap crashes bash 5.2.)
+# The trap leaves the sourced text. `return` ends one level at a time, so inside of functions it makes every next
+# command of an outer level return too. (Raising the signal again from its own trap crashes bash 5.2.)
 _RETURN = "case ${#BASH_SOURCE[@]} in 0) builtin trap - DEBUG ;; *) return 0 ;; esac"
 _ABANDON = (
     f"case ${{#BASH_SOURCE[@]}} in 0) ;; 1) return 0 ;; *) builtin trap {shlex.quote(_RETURN)} DEBUG; return 0 ;; esac"
@@ -47,9 +48,9 @@ _LAST_RESORT = 2.0
 class ShellProcess(Protocol):
     """A bash that was just launched, on this host or through something like `podman exec -i`.
 
-    `stdin`, `stdout` and `control` (its stderr) are this side's non-blocking pipe ends; the shell closes them. `ordered`
-    says that output is in `stdout` before a later write is in `control`, as with plain pipes; when False, a random marker
-    on stdout tells where a command's output ends.
+    `stdin`, `stdout` and `control` (its stderr) are this side's non-blocking pipe ends; the shell closes them.
+    `ordered` says that output is in `stdout` before a later write is in `control`, as with plain pipes; when False, a
+    random marker on stdout tells where a command's output ends.
     """
 
     stdin: int
@@ -199,7 +200,8 @@ class PipeShell:
 
     def _script(self, nonce: bytes, command: str) -> bytes:
         text = command.replace("\0", "").encode("utf-8", "replace")
-        # `$?` of the last command stays visible to the next; not under `set -e`, where the subshell would end the session.
+        # `$?` of the last command stays visible to the next; not under `set -e`, where the subshell would end the
+        # session.
         before = b"[[ $- == *e* ]] || (exit %d)\n" % self._last_code if self._last_code else b""
         marker = b"" if self._process.ordered else b" builtin printf %%s %s;" % nonce
         return (

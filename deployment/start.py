@@ -1,4 +1,4 @@
-"""Bringing a sandbox up, with deadline and attempts, so that nothing is ever left behind; and the list of what lives."""
+"""Bringing a sandbox up, with a deadline and attempts, so that nothing is left behind; the list of what lives."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import dataclasses
 import logging
 import random
 from collections.abc import Awaitable, Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 from swerex.deployment.abstract import AbstractDeployment
 
@@ -30,16 +30,22 @@ class DeployPart(Protocol):
     """What is needed of a member of `DeployConfig`."""
 
     @property
-    def startup_timeout(self) -> float: ...
+    def startup_timeout(self) -> float:
+        """Seconds for one attempt."""
+        ...
 
     @property
-    def startup_attempts(self) -> int: ...
+    def startup_attempts(self) -> int:
+        """How many attempts there are."""
+        ...
 
-    def build(self, spec: SandboxSpec) -> AbstractDeployment: ...
+    def build(self, spec: SandboxSpec) -> AbstractDeployment:
+        """A deployment that is not started yet."""
+        ...
 
 
 class SandboxRegistry:
-    """Every sandbox that exists or may exist. `failed` names those whose deletion failed twice, for the run's report."""
+    """Every sandbox that exists or may exist; `failed` names those that could not be deleted, for the run's report."""
 
     def __init__(self) -> None:
         self._live: set[Sandbox] = set()
@@ -74,9 +80,10 @@ async def start_sandbox(
 ) -> Sandbox:
     """A started sandbox, its session not opened yet.
 
-    Each attempt has a name of its own (`<spec.name>-<n>`), `config.startup_timeout` seconds, and is stopped when it fails
-    or is cancelled, before anything else happens. `starting` limits how many sandboxes come up at once; the wait for it and
-    for a provider that refuses for now does not count. Raises SandboxStartError with the last cause; ConfigError at once.
+    Each attempt has a name of its own (`<spec.name>-<n>`), `config.startup_timeout` seconds, and is stopped when it
+    fails or is cancelled, before anything else happens. `starting` limits how many sandboxes come up at once; the
+    wait for it and for a provider that refuses for now does not count. Raises SandboxStartError with the last cause;
+    ConfigError at once.
     """
     rng = rng or random.Random()  # noqa: S311 - jitter
     loop = asyncio.get_running_loop()
@@ -94,7 +101,7 @@ async def start_sandbox(
             cause: Exception = error
             if loop.time() > give_up:
                 raise SandboxStartError(f"no sandbox within {_BUSY_BUDGET:g} s: {error}") from error
-        except Exception as error:  # noqa: BLE001 - any backend's own; named and chained below
+        except Exception as error:
             failures += 1
             cause = error
             if failures >= config.startup_attempts:
@@ -113,13 +120,18 @@ async def _attempt(config: DeployPart, spec: SandboxSpec, registry: SandboxRegis
         registry.add(sandbox)
     try:
         async with asyncio.timeout(config.startup_timeout):
-            await deployment.start()
+            await _start(deployment)
     except BaseException as error:
         await sandbox.stop()
         if isinstance(error, TimeoutError):
             raise TimeoutError(f"it was not up after {config.startup_timeout:g} s") from error
         raise
     return sandbox
+
+
+def _start(deployment: AbstractDeployment) -> Awaitable[None]:
+    untyped: Any = deployment  # SWE-ReX leaves the parameters of `start` open
+    return untyped.start()
 
 
 def _text(error: BaseException) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from uni_agent.deployment.aio import finish, wait_readable
-from uni_agent.deployment.host.bwrap import Layout, bwrap_argv, mount_points, python_program
+from uni_agent.deployment.host.bwrap import BwrapCall, Layout, bwrap_options, mount_points
 from uni_agent.deployment.host.launch import Child
 from uni_agent.deployment.processes import exit_code_of, kill_tree, parent_of, wait_process
 
@@ -48,7 +48,9 @@ class Box:
     ) -> None:
         self._layout = layout
         self._mount_points = mount_points(workdir, read_only_binds)
-        self._argv = bwrap_argv(layout, workdir, network=network, read_only_binds=read_only_binds)
+        self._workdir = workdir
+        self._network = network
+        self._binds = list(read_only_binds)
         self._limits = [list(limit) for limit in limits]
         self._socket: socket.socket | None = None
         self._process: subprocess.Popen[bytes] | None = None
@@ -67,14 +69,17 @@ class Box:
         ours.setblocking(False)
         ours.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
         self._socket = ours
+        options = bwrap_options(self._layout, self._workdir, network=self._network, read_only_binds=self._binds)
+        call = BwrapCall(options, _launcher_source())
         log = self._layout.folder / "bwrap.log"
-        with theirs, log.open("wb") as stderr:
-            self._process = subprocess.Popen(
-                [*self._argv, "--", python_program(), "-I", "-S", "-c", _launcher_source(), str(theirs.fileno())],
+        with theirs, call, log.open("wb") as stderr:
+            self._process = subprocess.Popen(  # noqa: ASYNC220 - waited for without a thread
+                call.argv(str(theirs.fileno())),
+                executable=call.program,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=stderr,
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(theirs.fileno(), *call.descriptors),
                 start_new_session=True,
                 cwd="/",
                 env={},
@@ -233,7 +238,8 @@ class Box:
 
     def _said(self) -> str:
         try:
-            text = (self._layout.folder / "bwrap.log").read_bytes()[-1000:].decode("utf-8", "replace").strip()
+            with (self._layout.folder / "bwrap.log").open("rb") as file:
+                text = file.read(1000).decode("utf-8", "replace").strip()
         except OSError:
             return ""
         return f": {text}" if text else ""

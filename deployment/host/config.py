@@ -47,7 +47,8 @@ class HostConfig(BaseDeployConfig):
 
     type: Literal["host"] = "host"
     isolation: Literal["auto", "bwrap", "none"] = "auto"
-    """`bwrap` isolates with bubblewrap, as does `auto`; `none` runs agents as plain processes with this user's rights."""
+    """`bwrap` isolates with bubblewrap, as does `auto`; `none` runs agents as plain processes with this user's
+    rights."""
     shell: Literal["pipe", "swerex"] = "pipe"
     """`pipe` is this package's shell; `swerex` is SWE-ReX's own terminal session (slow; needs `isolation: none`)."""
     network: Literal["none", "host"] = "none"
@@ -85,7 +86,7 @@ class HostConfig(BaseDeployConfig):
         return self.isolation != "none"
 
     def build(self, spec: SandboxSpec) -> HostDeployment:
-        """A sandbox that is not started yet. Raises ConfigError when `spec` asks for what a host sandbox cannot give."""
+        """A sandbox that is not started yet. Raises ConfigError when a host sandbox cannot give what `spec` asks."""
         from uni_agent.deployment.host.deployment import HostDeployment
 
         return HostDeployment(self, spec)

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import os
 import shutil
+import subprocess
 import tempfile
 import uuid
 from pathlib import Path
@@ -17,13 +18,14 @@ from swerex.runtime.abstract import AbstractRuntime, IsAliveResponse
 
 from uni_agent.deployment.aio import finish
 from uni_agent.deployment.base import SandboxSpec
+from uni_agent.deployment.environment import check_env, host_environment
 from uni_agent.deployment.forwarder import Forwarder
 from uni_agent.deployment.host.box import Box
 from uni_agent.deployment.host.bwrap import FORBIDDEN, HOME, RUN_DIR, Layout, prepare_workdir, python_prefix
 from uni_agent.deployment.host.config import HostConfig
-from uni_agent.deployment.environment import check_env, host_environment
 from uni_agent.deployment.host.launch import DirectLauncher, Launcher
 from uni_agent.deployment.host.runtime import HostRuntime
+from uni_agent.deployment.processes import wait_process
 from uni_agent.errors import ConfigError
 
 logger = logging.getLogger(__name__)
@@ -33,7 +35,7 @@ NET_SOCKET = "UNI_AGENT_NET_SOCKET"
 
 
 class HostDeployment(AbstractDeployment):
-    """A SWE-ReX deployment. `workdir` and `tool_install_dir` are paths as the sandbox sees them, known after `start`."""
+    """A SWE-ReX deployment. `workdir` and `tool_install_dir` are paths as the sandbox sees them, set by `start`."""
 
     def __init__(self, config: HostConfig, spec: SandboxSpec) -> None:
         self.logger = logger
@@ -76,7 +78,8 @@ class HostDeployment(AbstractDeployment):
         self._config.check()
         if not self._config.isolated:
             logger.warning(
-                "NO ISOLATION: sandbox %r runs with all rights of this user on this machine (deployment.isolation: none)",
+                "NO ISOLATION: sandbox %r runs with all rights of this user on this machine "
+                "(deployment.isolation: none)",
                 self._spec.name,
             )
         self._hooks.on_custom_step("Making the sandbox's folder")
@@ -189,20 +192,14 @@ def _workdir_of(config: HostConfig, spec: SandboxSpec) -> str:
 
 async def _remove(folder: Path) -> None:
     """Remove `folder` as agents leave it: very deep, without permissions. Raises OSError when something stays."""
-    for attempt in range(3):
-        if not folder.exists():
-            return
-        if attempt:  # folders without permissions
-            await _quiet("chmod", "-R", "u+rwX", "--", str(folder))
-        await _quiet("rm", "-rf", "--one-file-system", "--", str(folder))
-    if folder.exists():
-        await asyncio.to_thread(shutil.rmtree, folder)
+    quoted = ("--", str(folder))
+    if await _quiet("rm", "-rf", "--one-file-system", *quoted) != 0:  # folders without permissions
+        await _quiet("chmod", "-R", "u+rwX", *quoted)
+        if await _quiet("rm", "-rf", "--one-file-system", *quoted) != 0:
+            await asyncio.to_thread(shutil.rmtree, folder)
 
 
-async def _quiet(*argv: str) -> None:
-    import subprocess
-
-    from uni_agent.deployment.processes import wait_process
-
-    process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    await wait_process(process)
+async def _quiet(*argv: str) -> int:
+    null = subprocess.DEVNULL
+    process = subprocess.Popen(argv, stdin=null, stdout=null, stderr=null)  # noqa: ASYNC220 - waited for without a thread
+    return await wait_process(process)

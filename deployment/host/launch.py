@@ -34,7 +34,9 @@ class Child(Protocol):
     """A started program; `pid` is its process id on the host, and it leads a session of its own."""
 
     @property
-    def pid(self) -> int: ...
+    def pid(self) -> int:
+        """The process id on the host."""
+        ...
 
     async def wait(self) -> int:
         """The exit code, 128 + signal when killed. Raises OSError when the program could not be run."""
@@ -49,11 +51,15 @@ class Launcher(Protocol):
         """Why the sandbox is gone; "" while it lives."""
         ...
 
-    async def start(self) -> None: ...
+    async def start(self) -> None:
+        """Make the sandbox ready. Called again after `stop` when its launcher was lost."""
+        ...
 
     async def spawn(
         self, argv: Sequence[str], *, env: Mapping[str, str], cwd: str, stdin: int, stdout: int, stderr: int
-    ) -> Child: ...
+    ) -> Child:
+        """Start a program that leads a session of its own. Raises OSError, here or from `Child.wait`."""
+        ...
 
     async def open_file(self, path: str, *, write: bool, mode: int | None = None) -> int:
         """A descriptor of the file, parents made when writing. Raises OSError."""
@@ -94,7 +100,7 @@ class DirectLauncher:
     ) -> Child:
         """Start `argv` as the leader of a new session."""
         name, value = self._mark
-        process = subprocess.Popen(
+        process = subprocess.Popen(  # noqa: ASYNC220 - waited for without a thread
             [*self._prefix(), *argv],
             env={**env, name: value},
             cwd=cwd,

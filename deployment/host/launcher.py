@@ -1,13 +1,14 @@
 """Runs inside a bubblewrap sandbox as its first program and starts all others there. Standard library only.
 
-It is given the number of a SOCK_SEQPACKET descriptor and started as `python -I -S -c SOURCE FD`, so it must not import the
-package. Requests are JSON objects, large ones in a memory file; descriptors travel beside them:
+It is given the number of a SOCK_SEQPACKET descriptor and started as a bare file, so it must not
+import the package. Requests are JSON objects, large ones in a memory file; descriptors travel beside them:
 
     {"op": "spawn", "id", "argv", "env", "cwd", "limits": [[resource, value], ...]}   with stdin, stdout, stderr
     {"op": "open", "id", "path", "write": bool, "mode": int | null}                   answered with a descriptor
 
-Events: {"id", "event": "started" | "failed" | "exit" | "opened", ...}. `started` is sent by the new process itself, so that
-the kernel tells the host its process id there. End of file on the socket ends the launcher, and with it the sandbox.
+Events: {"id", "event": "started" | "failed" | "exit" | "opened", ...}. `started` is sent by the new process itself,
+so that the kernel tells the host its process id there. End of file on the socket ends the launcher, and with it the
+sandbox.
 """
 
 from __future__ import annotations
@@ -25,6 +26,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:  # typing takes long to import
     from types import FrameType
     from typing import Any, NoReturn
+
+# An agent's `pkill` for its own programs must not end the sandbox.
+_IGNORED = (
+    signal.SIGPIPE,
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
 
 
 def _send(sock: socket.socket, event: dict[str, Any], descriptors: list[int] | None = None) -> None:
@@ -49,7 +61,7 @@ def _receive(sock: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
 
 def _child(sock: socket.socket, request: dict[str, Any], descriptors: list[int]) -> NoReturn:
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ, signal.SIGINT):  # Python ignores some of them
+    for number in (signal.SIGCHLD, signal.SIGXFSZ, *_IGNORED):
         signal.signal(number, signal.SIG_DFL)
     os.setsid()
     _send(sock, {"id": request["id"], "event": "started"})
@@ -147,8 +159,10 @@ def main() -> None:
     os.set_blocking(wake_write, False)
     signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, _ignore)
-    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in _IGNORED:
+        signal.signal(number, signal.SIG_IGN)
+    with open("/proc/self/comm", "w") as file:  # noqa: PTH123
+        file.write("sandbox-init")
     running: dict[int, int] = {}
     _send(sock, {"id": 0, "event": "started"})
     while True:

@@ -166,9 +166,10 @@ class HostRuntime(AbstractRuntime):
     # ------------------------------------------------------------------------------------------ programs
 
     async def execute(self, command: Command) -> CommandResponse:
-        """Run a program with stdin closed. `env` is added to the sandbox's environment, `cwd` is relative to the workdir.
+        """Run a program with stdin closed.
 
-        A program that cannot be run gives exit code 127. Raises CommandTimedOut with all of its processes killed.
+        `env` is added to the sandbox's environment, `cwd` is relative to the working directory. A program that does not
+        exist gives exit code 127. Raises CommandTimedOut with all of its processes killed.
         """
         text = command.command
         argv = ["bash", "-c", text if isinstance(text, str) else " ".join(text)] if command.shell else _argv(text)
@@ -290,16 +291,15 @@ class HostRuntime(AbstractRuntime):
 
     async def write_file(self, request: WriteFileRequest) -> WriteFileResponse:
         """Write a text as UTF-8. Raises OSError."""
-        await self.write_bytes(request.path, request.content.encode("utf-8", "surrogateescape"))
+        await self.write_bytes(request.path, request.content.encode())
         return WriteFileResponse()
 
     async def upload(self, request: UploadRequest) -> UploadResponse:
         """Copy a file or folder of this machine in; permissions and links are kept. Raises OSError."""
-        source = Path(request.source_path)
-        if source.is_dir():
-            await self.write_tree(request.target_path, await asyncio.to_thread(_pack, source))
+        data, mode = await asyncio.to_thread(_pack, Path(request.source_path))
+        if mode is None:
+            await self.write_tree(request.target_path, data)
         else:
-            data, mode = await asyncio.to_thread(source.read_bytes), source.stat().st_mode & 0o777
             await self.write_bytes(request.target_path, data, mode=mode)
         return UploadResponse()
 
@@ -340,8 +340,11 @@ def _write_all(fd: int, data: bytes) -> None:
         file.write(data)
 
 
-def _pack(folder: Path) -> bytes:
+def _pack(source: Path) -> tuple[bytes, int | None]:
+    """A file's bytes and permissions, or a folder as a tar archive and None."""
+    if not source.is_dir():
+        return source.read_bytes(), source.stat().st_mode & 0o777
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as archive:
-        archive.add(folder, arcname=".")
-    return buffer.getvalue()
+        archive.add(source, arcname=".")
+    return buffer.getvalue(), None

@@ -36,7 +36,7 @@ class _CleanBashSession(BashSession):
 
     async def start(self) -> CreateBashSessionResponse:
         spawn: Any = pexpect.spawn
-        self._shell = spawn(
+        shell: Any = spawn(
             "/usr/bin/env bash --norc",
             encoding="utf-8",
             codec_errors="backslashreplace",
@@ -44,9 +44,9 @@ class _CleanBashSession(BashSession):
             cwd=self._workdir,
             env={**self._own_env, "PS1": self._ps1, "PS2": "", "PS0": ""},
         )
+        self._shell = shell
         await asyncio.sleep(0.3)
         sources = [f"source {path}" for path in self.request.startup_source]
-        shell: Any = self.shell
         shell.sendline(" ; ".join([*sources, *self._get_reset_commands()]))
         shell.expect(self._ps1, timeout=self.request.startup_timeout)
         return CreateBashSessionResponse(output=str(shell.before))
