@@ -139,6 +139,7 @@ def test_problems_are_told_without_a_file_too() -> None:
         ("a:\n  <<: 3\n", "p.yaml:2  `<<` takes a mapping or a list of mappings"),
         ("a: " + "[" * 5000, "p.yaml:1  not a configuration: nested too deeply"),
         ("a: " + "[" * 150 + "]" * 150, "p.yaml:1  nested more than 100 levels deep"),
+        ('extends: "a\\0b"\n', "p.yaml:1  no such configuration: 'a\\x00b' holds a character"),
         ("extends: [1]\n", "p.yaml:1  extends: expected a file name or a list of them"),
     ],
 )
@@ -167,7 +168,11 @@ def test_a_missing_file_a_folder_and_a_missing_package(tmp_path: Path, monkeypat
         "sew.yaml": "sew.yaml  no such configuration file, did you mean swe.yaml?",
         ".": ".  the configuration is a folder; name a YAML file in it",
         "swe.yaml/x": "swe.yaml/x  the configuration cannot be read: Not a directory",
-        "pkg://no_such_package/x.yaml": "pkg://no_such_package/x.yaml  no such configuration: ",
+        "pkg://no_such_package/x.yaml": "pkg://no_such_package/x.yaml  no such configuration: no installed package",
+        "pkg://os/x.yaml": "pkg://os/x.yaml  no such configuration: no installed package 'os'",
+        "pkg:///x.yaml": "pkg:///x.yaml  no such configuration: no installed package ''",
+        "~no_such_user/x.yaml": "~no_such_user/x.yaml  no such configuration: '~no_such_user/x.yaml': there is no such",
+        "a\0b": "a\0b  no such configuration: 'a\\x00b' holds a character that no file name can have",
     }.items():
         with pytest.raises(ConfigReport) as caught:
             load_config(Pipeline, path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, cast
@@ -33,16 +34,29 @@ class SourcedStr(str):
         return self
 
 
+def _encodable(name: str) -> bool:
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def _resolve_path(value: Any) -> Any:
     if not isinstance(value, str):
         return value
+    if "\0" in value or not _encodable(value):
+        raise ValueError(f"{value!r} holds a character that no file name can have")
     if value.startswith("pkg://"):
         package, _, rest = value.removeprefix("pkg://").partition("/")
         try:
-            return Path(str(resources.files(package))) / rest
-        except ModuleNotFoundError as error:
+            return Path(str(resources.files(package).joinpath(rest)))
+        except (ImportError, TypeError, ValueError) as error:  # missing, a single module, no name at all
             raise ValueError(f"no installed package {package!r}") from error
-    path = Path(value).expanduser()
+    try:
+        path = Path(value).expanduser()
+    except RuntimeError as error:
+        raise ValueError(f"{value!r}: there is no such user") from error
     if isinstance(value, SourcedStr) and not path.is_absolute():
         return value.base / path
     return path

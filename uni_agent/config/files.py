@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
 from uni_agent.config.base import ConfigPath, SourcedStr
 from uni_agent.config.nodes import Items, Leaf, Node, Origin, Table
@@ -30,7 +30,7 @@ def read_layers(path: str | Path) -> list[Table]:
 def _collect(
     target: Path, shown: str, stated_at: Origin | None, open_files: tuple[Path, ...], layers: dict[Path, Table]
 ) -> None:
-    real = target.resolve()
+    real = Path(os.path.realpath(target))  # unlike Path.resolve, it does not fail on a loop of links
     if real in open_files:
         chain = " → ".join(_display(item) for item in (*open_files[open_files.index(real) :], real))
         raise fault(stated_at or shown, f"files extend each other in a circle: {chain}", "extends")
@@ -65,8 +65,9 @@ def _target(path: str | Path, folder: Path | None, where: str) -> Path:
         text = text.replace("pkg:/", "pkg://", 1)
     try:
         return _PATH.validate_python(text if folder is None else SourcedStr.at(text, folder))
-    except ValueError as error:
-        raise fault(where, f"no such configuration: {text} names no installed package") from error
+    except ValidationError as error:
+        reason = error.errors()[0]["ctx"]["error"]  # pyright: ignore[reportTypedDictNotRequiredAccess]
+        raise fault(where, f"no such configuration: {reason}") from error
 
 
 def _read(target: Path, shown: str, stated_at: Origin | None) -> Table:

@@ -49,6 +49,8 @@ def _layer(node: Any) -> Any:
             result[key] = {name: _layer(value) for name, value in item.items()}
         elif key in {"default", "const", "enum", "examples"}:
             result[key] = item
+        elif key == "description" and isinstance(item, str):
+            result[key] = "\n\n".join(" ".join(part.split()) for part in item.split("\n\n"))
         elif not _dropped(key, item):
             result["anyOf" if key == "oneOf" else key] = _layer(item)
     return result
