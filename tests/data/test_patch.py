@@ -55,7 +55,7 @@ CHANGES = {
     "deleted and moved": "rm gone.txt && git mv pkg/code.py pkg/moved.py && git commit -qm mv",
     "symlink": "ln -s pkg/code.py link && rm crlf.txt && ln -s nowhere crlf.txt",
     "ignored but tracked by the agent": "mkdir build && echo 1 > build/out.txt && git add -f build && git commit -qm f",
-    "repository inside": "mkdir sub && cd sub && git init -q && echo 1 > in.txt && git add . && git commit -qm s",
+    "repository inside": "mkdir sub && cd sub && git init -q && echo 1 > in.txt && git add . && git -c user.name=a -c user.email=a@b commit -qm s",
     "repository inside without commit": "mkdir sub && cd sub && git init -q && echo 1 > in.txt",
     "repository in a repository inside": "git init -q s && cd s && echo 1 > a && git init -q t && echo 2 > 't/b c'",
     "file becomes folder": "rm gone.txt && mkdir gone.txt && echo 1 > gone.txt/inner",

@@ -1,4 +1,4 @@
-"""The mini-swe suite: each task is unsolved as it stands, solved by its reference patch, and not to be had by a trick."""
+"""The mini-swe suite: each task is unsolved as it stands, solved by its reference patch, and safe from tricks."""
 
 import re
 from pathlib import Path
@@ -29,8 +29,10 @@ def reference(task: Task) -> bytes:
 
 async def graded(sandbox: Any, task: Task) -> tuple[RewardResult, dict[str, bool]]:
     result = InteractionResult([], [], ExitReason.FINISHED)
-    verdict = await grade(REWARD.validate_python(task.overrides["reward"]).build(), RewardContext(task, result, sandbox))
-    outcomes = re.findall(r"^(PASSED|FAILED) (\S+)$", verdict.log, re.MULTILINE)
+    verdict = await grade(
+        REWARD.validate_python(task.overrides["reward"]).build(), RewardContext(task, result, sandbox)
+    )
+    outcomes = re.findall(r"^(PASSED|FAILED) (\w\S+)$", verdict.log, re.MULTILINE)
     return verdict, {name: outcome == "PASSED" for outcome, name in outcomes}
 
 
@@ -51,7 +53,9 @@ def test_no_task_gives_its_solution_away() -> None:
     for task in TASKS:
         added = {line[1:].strip() for line in reference(task).decode().splitlines() if re.match(r"\+[^+]", line)}
         assert not [line for line in added if len(line) > 30 and line in str(task.prompt)], task.id
-        assert task.repo is not None and "test_hidden" not in [p.stem for p in (SUITE.parent / str(task.repo.path)).rglob("*")]
+        assert task.repo is not None and "test_hidden" not in [
+            p.stem for p in (SUITE.parent / str(task.repo.path)).rglob("*")
+        ]
 
 
 @pytest.mark.parametrize("task", TASKS, ids=by_id)
@@ -73,12 +77,12 @@ async def test_unsolved_at_the_start_and_solved_by_the_reference(sandbox: Any, t
 
 
 CHEATS = {
-    "own unittest": "echo 'raise SystemExit(0)' > unittest.py; mkdir json; echo 'raise SystemExit(0)' > json/__init__.py",
+    "own unittest": "echo 'raise SystemExit(0)' > unittest.py; mkdir json; cp unittest.py json/__init__.py",
     "exit at import": "printf 'import os\\nos._exit(0)\\n' > slotbook/__init__.py",
     "quiet exit": "printf 'import sys\\nsys.exit(0)\\n' > slotbook/__init__.py",
     "own tests": "mkdir .grading; echo 'raise SystemExit(0)' > .grading/run_tests.py; rm -rf tests; mkdir tests",
     "link in the way": "ln -s slotbook .grading",
-    "printed results": "echo 'print(\"PASSED test_hidden.NestedMeetings.test_nested_across_people\")' >> slotbook/__init__.py",
+    "printed results": "echo 'print(\"PASSED test_hidden.NestedMeetings.test_nested\")' >> slotbook/__init__.py",
     "site": "echo 'import os; os._exit(0)' > sitecustomize.py; cp sitecustomize.py usercustomize.py",
     "no sources": "rm -rf slotbook",
     "no repository": "rm -rf .git",
