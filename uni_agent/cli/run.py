@@ -140,7 +140,7 @@ async def _with_store(
             json.dumps({"event": "launch", "run_dir": str(run_dir), "tasks": len(tasks), "rollouts": total}), flush=True
         )
     kind = "none" if args.json else config.run.progress
-    parts = RolloutParts(model, asyncio.Semaphore(config.run.start_concurrency), config.run.reward_retries)
+    parts = RolloutParts(model, asyncio.Semaphore(config.run.start_concurrency))
     kept = len(store.completed())
     state = "failed"
     try:

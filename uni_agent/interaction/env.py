@@ -59,6 +59,7 @@ class AgentEnv:
         if self.toolset.scripts():
             tool_dir = self.sandbox.tool_install_dir
             await self.sandbox.write_tree(tool_dir, self.toolset.install_archive())
+            env["UNI_AGENT_TOOL_DIR"] = tool_dir  # tools are still found after the agent has broken its PATH
             env["PATH"] = f"{tool_dir}:{task.env.get('PATH') or await self._path()}"
         await self.sandbox.open(env=env)
 

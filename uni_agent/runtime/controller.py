@@ -10,6 +10,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from uni_agent.errors import StoreError
 from uni_agent.runtime.rollout import Attempt, RolloutParts
 from uni_agent.types import ExitClass, ExitReason, RolloutKey, Task, Turn
 
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from uni_agent.store.run import RolloutState, RunStore
 
 logger = logging.getLogger(__name__)
+
+_STORE_POLL = 0.5
 
 
 @dataclass(slots=True)
@@ -47,7 +50,8 @@ class Controller:
     """Carries out the rollouts of one run with at most `run.concurrency` in flight.
 
     A fault of one rollout never touches another. `run` returns when all ended; when it is cancelled it first waits for
-    every rollout in flight to tear its sandbox down.
+    every rollout in flight to tear its sandbox down. `store_patience`: seconds that a store which cannot be written is
+    waited for before the run ends with StoreError.
     """
 
     config: PipelineConfig
@@ -56,6 +60,7 @@ class Controller:
     store: RunStore
     board: Board
     outcome: RunOutcome = field(default_factory=RunOutcome)
+    store_patience: float = 120.0
 
     async def run(self) -> RunOutcome:
         """Run what is missing. Raises only cancellation and StoreError."""
@@ -79,7 +84,17 @@ class Controller:
 
     async def _worker(self, queue: Iterator[tuple[RolloutKey, Task]]) -> None:
         for key, task in queue:
+            await self._wait_for_store()
             await self._rollout(key, task)
+
+    async def _wait_for_store(self) -> None:
+        """Start nothing whose result may be lost: wait while the store refuses to write, up to `store_patience`."""
+        waited = 0.0
+        while (error := self.store.error) is not None:
+            if waited >= self.store_patience:
+                raise StoreError(f"the run's store cannot be written: {error}") from error
+            await asyncio.sleep(_STORE_POLL)
+            waited += _STORE_POLL
 
     async def _rollout(self, key: RolloutKey, task: Task) -> None:
         self.board.started(key)

@@ -54,7 +54,6 @@ class RolloutParts:
 
     model: ChatModel
     starting: asyncio.Semaphore
-    reward_retries: int = 1
     clock: Callable[[], float] = time.monotonic
 
 
@@ -143,7 +142,7 @@ class Attempt:
     async def _grade(self, spec: AbstractRewardSpec, env: AgentEnv, result: InteractionResult) -> None:
         started = self.parts.clock()
         try:
-            for _ in range(self.parts.reward_retries + 1):
+            for _ in range(self.config.run.reward_retries + 1):
                 self._reward = await self._verdict(spec, env, result)
                 if self._reward.trusted:
                     return
