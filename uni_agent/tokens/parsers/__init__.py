@@ -5,7 +5,8 @@ To add a format: write a class with `parse` and `stream` as `tokens.base.ToolPar
 run over it once it has a line in their table. Three things make a parser right: `parse` is `stream` fed once, so both
 agree; state is a function of the text read so far, never of how it was cut (`lexer.Lexer` helps); and model output is
 hostile, so nothing raises, nothing is evaluated and the work is linear in the text. `output.Output` keeps the events,
-the content and the calls consistent.
+the content and the calls consistent. A stream with an `at_content` property (whether what comes next is content, not
+part of a call) lets `OutputParser` split off thinking that comes after the first text.
 """
 
 from __future__ import annotations

@@ -15,7 +15,8 @@ stands and what follows. A reading is taken only if the call around it stays wel
   followed by `</tool_call>`, another call or the end), or the end. Anywhere else it is text.
 - `<parameter=KEY>` at a line start ends a value that was not closed if the schema knows KEY and the call has no
   KEY yet: a parameter can be given once, so the opener of a given one is text. So is an unknown KEY in a value.
-- `</function>` and `</tool_call>` at a line start end an unclosed value if the rest of the call's end follows.
+- Without `</parameter>`, a value ends at `</function>` and `</tool_call>` at line starts, and at one of them alone only
+  if nothing follows.
 - A value may hold whole calls: `<function=…>` and `</function>` at line starts are counted, and nothing ends the value
   inside such a pair. Closing tags that follow a finished call show that its end was text; the value goes on.
 - If a value then never ends although the text ends like a call, the counting was wrong (the value held one half of a

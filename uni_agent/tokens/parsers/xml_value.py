@@ -121,10 +121,8 @@ class ValueReader:
         if self._seen is _Seen.FUNCTION and item.tag is Tag.END_CALL:
             self._seen = _Seen.CALL
             return _Verdict.WAIT
-        begins = item.tag is Tag.CALL or (
-            self._seen is _Seen.FUNCTION and item.tag is Tag.FUNCTION and item.name in self._known
-        )
-        return _Verdict.END if begins else _Verdict.TEXT
+        begins = item.tag is Tag.CALL or (item.tag is Tag.FUNCTION and item.name in self._known)
+        return _Verdict.END if self._seen is _Seen.FUNCTION and self._closed and begins else _Verdict.TEXT
 
     def _after_parameter(self, token: Token) -> _Verdict:
         if token.tag is Tag.PARAMETER:
