@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from uni_agent.tokens.messages import template_message
@@ -80,8 +81,7 @@ def peer_ids(
     folder: Path, template: str, messages: Sequence[Message], tools: list[dict[str, Any]] | None, **kwargs: Any
 ) -> list[int]:
     """What transformers' `apply_chat_template` gives for the same messages, with the generation prompt."""
-    import transformers
-
+    transformers: Any = pytest.importorskip("transformers", reason="transformers is not installed (extra: embedded)")
     make: Any = transformers.PreTrainedTokenizerFast
     peer = make(tokenizer_file=str(folder / "tokenizer.json"), eos_token="<|im_end|>", pad_token="<|endoftext|>")
     ids = peer.apply_chat_template(

@@ -184,7 +184,7 @@ def test_tok_09_increments_hold_no_system_text_and_need_no_user_message(make: Ma
 def test_tok_10_a_late_system_message_extends_the_chain_in_place(make: MakeRenderer, name: str) -> None:
     rollout = Rollout(make(name), [user("go")], tools=False)
     rollout.sample(Message("assistant", "hi"))
-    earlier = rollout.cache.ids
+    earlier = list(rollout.cache.ids)
     rollout.observe(Message("system", "S2"), user("q"))
     assert rollout.cache.ids[: len(earlier)] == earlier
     text = rollout.renderer.decode(rollout.cache.ids[len(earlier) :])
@@ -290,3 +290,10 @@ def test_text_of_the_anchor_in_a_message_does_not_confuse_it(make: MakeRenderer)
         odd = Message("assistant", "", tool_calls=(ToolCall("anchor-text", "anchor-text", {}),))
         text = renderer.decode(renderer.extension([user("go"), odd], [result("A", "anchor-text")], [BASH], cut=False))
         assert text.startswith("\n<|im_start|>user\n<tool_response>\nA\n")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_nothing_new_is_just_the_next_header(make: MakeRenderer, name: str) -> None:
+    renderer = make(name)
+    text = renderer.decode(renderer.extension([user("go"), Message("assistant", "hi")], [], [BASH], cut=False))
+    assert text.startswith("\n<|im_start|>assistant\n")

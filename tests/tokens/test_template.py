@@ -23,6 +23,7 @@ SOURCES = [
 
 
 def peer(source: str, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, **kwargs: Any) -> str:
+    pytest.importorskip("transformers", reason="transformers is not installed (extra: embedded)")
     render: Any = vars(importlib.import_module("transformers.utils.chat_template_utils"))["render_jinja_template"]
     texts, _ = render(conversations=[messages], tools=tools, chat_template=source, add_generation_prompt=True, **kwargs)
     return texts[0]

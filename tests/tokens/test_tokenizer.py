@@ -114,3 +114,18 @@ def test_an_end_token_takes_the_whitespace_that_it_swallows(small_folder: Path) 
     tokenizer = ChatTokenizer(spec)
     assert [piece.text for piece in tokenizer.controls.split("a<|im_end|>\n\nb")] == ["a", "<|im_end|>\n\n", "b"]
     assert tokenizer.encode("a<|im_end|>\nb") == tokenizer.encode("a<|im_end|>b")
+
+
+def test_a_folder_with_older_files_goes_through_transformers(small_folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("transformers", reason="transformers is not installed (extra: embedded)")
+    spec: Any = json.loads((small_folder / "tokenizer.json").read_text())
+    (tmp_path / "vocab.json").write_text(json.dumps(spec["model"]["vocab"]))
+    merges: list[str] = [m if isinstance(m, str) else " ".join(m) for m in spec["model"]["merges"]]
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n" + "\n".join(merges) + "\n")
+    declared = {str(t["id"]): {k: v for k, v in t.items() if k != "id"} for t in spec["added_tokens"]}
+    config = {"tokenizer_class": "Qwen2Tokenizer", "added_tokens_decoder": declared, "eos_token": "<|im_end|>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    tokenizer = ChatTokenizer.from_folder(tmp_path)
+    expected = ChatTokenizer.from_folder(small_folder)
+    for text in ("The README says ok", "<|im_start|>user\nhi<|im_end|>", "漢字 12"):
+        assert tokenizer.encode(text) == expected.encode(text)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from uni_agent.tokens.base import ToolSchema
 from uni_agent.tokens.template import TemplateError
-from uni_agent.tokens.transcript import Draft, Transcriber, without_thinking
+from uni_agent.tokens.transcript import Draft, Transcriber, tools_key, without_thinking
 from uni_agent.types import Message, ToolCall
 
 _CACHED = 64
@@ -98,12 +98,13 @@ class Anchor:
         self, tools: Sequence[ToolSchema], calls: Sequence[ToolCall], sentinel: str, *, fresh: bool = False
     ) -> Ending | None:
         """The end of the anchor's assistant turn; None when there is no control token behind its text."""
-        key = json.dumps([sentinel, [[call.id, call.name] for call in calls], list(tools)], default=repr)
-        if fresh or key not in self._cache:
-            if len(self._cache) >= _CACHED:
-                self._cache.clear()
-            self._cache[key] = self._ending(tools, calls, sentinel)
-        return self._cache[key]
+        key = json.dumps([sentinel, [[call.id, call.name] for call in calls]]) + tools_key(tools)
+        if not fresh and key in (cache := self._cache):
+            return cache[key]
+        ending = self._ending(tools, calls, sentinel)
+        # Rebound, never emptied in place: several threads render at once.
+        self._cache = {**(self._cache if len(self._cache) < _CACHED else {}), key: ending}
+        return ending
 
     def _ending(self, tools: Sequence[ToolSchema], calls: Sequence[ToolCall], sentinel: str) -> Ending | None:
         draft = self._transcriber.draft(_anchor(calls, sentinel), tools, generation=False)
@@ -130,7 +131,7 @@ class Anchor:
     def _sentinel(new: Sequence[Message], tools: Sequence[ToolSchema], calls: Sequence[ToolCall]) -> str:
         """A word that occurs in none of the inputs."""
         sentinel, number = "anchor-text", 0
-        inputs = "\0".join([repr(list(new)), repr(list(tools)), repr([(call.id, call.name) for call in calls])])
+        inputs = "\0".join([repr(list(new)), tools_key(tools), repr([(call.id, call.name) for call in calls])])
         while sentinel in inputs:
             number += 1
             sentinel = f"anchor-text-{number}"

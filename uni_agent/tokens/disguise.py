@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, cast
 
 from uni_agent.errors import ConfigError
@@ -19,15 +19,21 @@ THINK_TAGS = ("<think>", "</think>")
 
 
 class Disguise:
-    """The stand-ins of one render. `inputs` is all text in which they must not occur by chance."""
+    """The stand-ins of one render. `inputs` gives all text in which they must not occur by chance; asked if needed."""
 
-    def __init__(self, controls: ControlTokens, inputs: Iterable[str]) -> None:
+    def __init__(self, controls: ControlTokens, inputs: Callable[[], Iterable[str]]) -> None:
         self._controls = controls
-        self._inputs = "\0".join(inputs)
+        self._inputs = inputs
+        self._joined: str | None = None
         self._next = 0xE000
         self._stand_ins: dict[str, str] = {}
         self._raw: dict[str, str] = {}
         self._pattern: re.Pattern[str] | None = None
+
+    @property
+    def used(self) -> bool:
+        """Whether anything had to be replaced."""
+        return bool(self._raw)
 
     def text(self, text: str, leave: tuple[str, ...] = ()) -> str:
         """`text` without the text of any control token but those in `leave`."""
@@ -58,11 +64,13 @@ class Disguise:
         known = self._stand_ins.get(raw)
         if known is not None:
             return known
+        if self._joined is None:
+            self._joined = "\0".join(self._inputs())
         while self._next <= 0xF8FF:
             char = chr(self._next)
             escaped = json.dumps(char)[1:-1]  # what a template that escapes non-ASCII makes of it
             self._next += 1
-            if char not in self._inputs and escaped not in self._inputs:
+            if char not in self._joined and escaped not in self._joined:
                 self._stand_ins[raw] = char
                 self._raw[char] = self._raw[escaped] = raw
                 self._pattern = None

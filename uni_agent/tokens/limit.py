@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from uni_agent.tokens.tokenizer import ChatTokenizer
 
-_WHOLE = 400_000
+_WHOLE = 100_000
 """Characters up to which a text is encoded as a whole, so that the count of what is left out is exact."""
 
 
@@ -40,17 +40,20 @@ class _Cut:
 
     def __init__(self, tokenizer: ChatTokenizer, text: str, max_tokens: int) -> None:
         self._text = text
-        window = (max_tokens + 1) * tokenizer.longest_token
-        self._exact = len(text) <= max(_WHOLE, 2 * window)
-        self._front = tokenizer.plain_offsets(text if self._exact else text[:window])
-        self._base = 0 if self._exact else len(text) - window
-        self._back = self._front if self._exact else tokenizer.plain_offsets(text[self._base :])
-        self.total = len(self._front)
+        enough = max_tokens + 8  # the last tokens of a window may differ from the whole text's
+        size = len(text) if len(text) <= _WHOLE else 4 * enough
+        head, self._front = _window(tokenizer, text, size, enough, back=False)
+        self._exact = len(head) == len(text)
+        self._base, self._back, self.total = 0, self._front, len(self._front)
         if not self._exact:
-            self.total = max(max_tokens + 1, len(self._front) * len(text) // window)
+            tail, self._back = _window(tokenizer, text, size, enough, back=True)
+            self._base = len(text) - len(tail)
+            tokens = len(self._front) + len(self._back)
+            self.total = max(enough, tokens * len(text) // (len(head) + len(tail)))
         self._markers = [(m.start(), m.end()) for m in tokenizer.controls.finder().finditer(text)]
 
     def omitted(self, kept: int) -> str:
+        """What to write for the tokens beside `kept` ones."""
         count = max(self.total - kept, 0)
         return str(count) if self._exact else f"about {count}"
 
@@ -73,3 +76,15 @@ class _Cut:
         start = self._base + (before[1] if before[1] > first[0] else first[0])
         inside = next((b for a, b in self._markers if a < start < b), None)
         return self._text[start if inside is None else inside :]
+
+
+def _window(
+    tokenizer: ChatTokenizer, text: str, size: int, enough: int, *, back: bool
+) -> tuple[str, list[tuple[int, int]]]:
+    """So much of the start (or end) of `text` that it holds `enough` tokens, and their ranges in it."""
+    while True:
+        part = text[-size:] if back else text[:size]
+        offsets = tokenizer.plain_offsets(part)
+        if len(offsets) >= enough or len(part) == len(text):
+            return part, offsets
+        size *= 2

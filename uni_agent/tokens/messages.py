@@ -17,7 +17,7 @@ def template_message(message: Message, *, split_thinking: bool) -> dict[str, Any
     """
     reasoning, content = message.reasoning, message.content
     if split_thinking and message.role == "assistant" and not reasoning:
-        reasoning, content = _thinking_apart(content)
+        reasoning, content = thinking_apart(content)
     out: dict[str, Any] = {"role": message.role, "content": content}
     if reasoning:
         out["reasoning_content"] = out["thinking"] = reasoning  # the two names that templates use
@@ -44,7 +44,8 @@ def arguments_of(call: ToolCall) -> dict[str, Any]:
     return cast(dict[str, Any], decoded) if isinstance(decoded, dict) else {}
 
 
-def _thinking_apart(content: str) -> tuple[str, str]:
+def thinking_apart(content: str) -> tuple[str, str]:
+    """The thinking at the start of `content` and the rest; ("", content) when it does not start so."""
     if content.lstrip().startswith("<think>") and content.count("</think>") == 1:
         head, _, rest = content.partition("</think>")
         return head.lstrip().removeprefix("<think>").strip("\n"), rest.lstrip("\n")

@@ -152,24 +152,21 @@ class ChatTemplateRenderer:
         """The full render and where in it the part behind the chain starts."""
         draft = self.transcriber.draft([*history, *new], tools, generation=True)
         if chain is None:
-            past = self.transcriber.draft(history, tools, generation=False)
-            text = past.revealed
-            pieces = [piece for piece in self.tokenizer.controls.split(past.text) if piece.id is not None]
-            if pieces:
-                text = past.disguise.reveal(past.text[: pieces[-1].end])
-        else:
-            text = self.decode(chain)
+            past = self.transcriber.ids(self.transcriber.draft(history, tools, generation=False))
+            controls = [i for i, id_ in enumerate(past) if id_ in self.tokenizer.controls.by_id]
+            chain = past[: controls[-1] + 1] if controls else past
         # Compared as text: sampled ids may split it in another way than the tokenizer would, and stay as they are.
+        text, at = self.decode(chain), 0
         for piece in self.tokenizer.controls.split(draft.text):
-            if piece.id is not None and self._same(draft.disguise.reveal(draft.text[: piece.end]), text):
+            if piece.id is not None:
+                shown = self.tokenizer.controls.by_id[piece.id]
+            else:
+                shown = self.decode(self.tokenizer.encode_after_control(draft.disguise.reveal(piece.text)))
+            if not text.startswith(shown, at):
+                break
+            at += len(shown)
+            if piece.id is not None and at == len(text):
                 return draft, piece.end
         raise TemplateDriftError(
             f"chat template {self.template.name} does not continue this conversation where it stopped ({reason})"
         )
-
-    def _same(self, rendered: str, text: str) -> bool:
-        if rendered == text:
-            return True
-        if abs(len(rendered) - len(text)) > len(text) // 8:  # too far apart for normalization to be the cause
-            return False
-        return self.decode(self.tokenizer.encode_plain(rendered)) == text

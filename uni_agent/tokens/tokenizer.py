@@ -36,7 +36,6 @@ class ChatTokenizer:
                 raise ConfigError(f"{name}: {text!r} should have id {id_}, it has {self._full.token_to_id(text)}")
         self._behind = False
         self._check_pieces()
-        self._longest = max((len(token) for token in self._plain.get_vocab()), default=1)
 
     @classmethod
     def from_folder(cls, folder: Path) -> ChatTokenizer:
@@ -90,11 +89,6 @@ class ChatTokenizer:
             run = []
         out.append(self._decode_run(run))
         return "".join(out)
-
-    @property
-    def longest_token(self) -> int:
-        """An upper bound of the characters in one token."""
-        return self._longest
 
     @property
     def special_tokens(self) -> dict[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from uni_agent.tokens.tokenizer import ChatTokenizer
 from uni_agent.types import Message, ToolCall
 
 _THINKING = re.compile(r"<think>(?:(?!</?think>).)*</think>\s*|<think>\s*\Z", re.DOTALL)
+_CACHED = 64
 _SYSTEM, _USER, _ANSWER = "probe-system-text", "probe-user-text", "probe-answer-text"
 
 
@@ -37,6 +39,7 @@ class Transcriber:
     def __init__(self, tokenizer: ChatTokenizer, template: ChatTemplate) -> None:
         self.tokenizer = tokenizer
         self.template = template
+        self._harmless_tools: dict[str, bool] = {}
         self._split_thinking = "reasoning_content" in template.source
         self.late_system = False
         self.late_system = self._takes_late_system()
@@ -76,8 +79,8 @@ class Transcriber:
 
     def _render(self, messages: Sequence[Message], tools: Sequence[ToolSchema], generation: bool) -> Draft:
         dicts = [template_message(message, split_thinking=self._split_thinking) for message in messages]
-        disguise = Disguise(self.tokenizer.controls, self._inputs(dicts, tools))
-        hidden_tools = [disguise.data(tool) for tool in tools]
+        disguise = Disguise(self.tokenizer.controls, lambda: self._inputs(dicts, tools))
+        hidden_tools = tools if self._harmless(tools) else [disguise.data(tool) for tool in tools]
         hidden = [self._hidden(message, disguise) for message in dicts]
         return Draft(self.template.render(hidden, hidden_tools, generation=generation), disguise)
 
@@ -86,6 +89,15 @@ class Transcriber:
         yield from strings_in(self.template.variables)
         yield from strings_in(messages)
         yield from strings_in(tools)
+
+    def _harmless(self, tools: Sequence[ToolSchema]) -> bool:
+        """Whether no text of `tools` needs a disguise; found once per set of tools."""
+        key = tools_key(tools)
+        if key not in (known := self._harmless_tools):
+            disguise = Disguise(self.tokenizer.controls, lambda: strings_in(tools))
+            disguise.data(list(tools))
+            self._harmless_tools = known = {**(known if len(known) < _CACHED else {}), key: not disguise.used}
+        return known[key]
 
     @staticmethod
     def _hidden(message: dict[str, Any], disguise: Disguise) -> dict[str, Any]:
@@ -111,6 +123,11 @@ class Transcriber:
             if at < text.find(before) or (shape[-1] is user and at > text.rfind(_USER)):
                 return False
         return True
+
+
+def tools_key(tools: Sequence[ToolSchema]) -> str:
+    """A text that is the same for equal tools."""
+    return json.dumps(list(tools), default=repr) if tools else ""
 
 
 def without_thinking(text: str) -> str:

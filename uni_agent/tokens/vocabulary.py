@@ -39,6 +39,7 @@ class ControlTokens:
         self._split = re.compile("|".join(_pattern(t) for t in tokens) or "(?!)")
         self._starts = {text[:n] for text in self.ids for n in range(1, len(text))}
         self.swallowing = {t["content"] for t in tokens if t.get("rstrip")}
+        self._firsts = {text[0] for text in self.ids}
         self._longest = max((len(text) for text in self.ids), default=0)
         self._excepting: dict[tuple[str, ...], re.Pattern[str]] = {}
 
@@ -63,6 +64,8 @@ class ControlTokens:
 
     def begun(self, text: str) -> str:
         """The longest end of `text` that begins a control token, which text after it could complete; "" if none."""
+        if all(first not in text[-self._longest :] for first in self._firsts):
+            return ""
         for length in range(min(self._longest - 1, len(text)), 0, -1):
             if text[-length:] in self._starts:
                 return text[-length:]
