@@ -200,3 +200,29 @@ def test_a_model_folder_needs_nothing_else(small_folder: Path, tmp_path: Path) -
     ids = renderer.tokenizer.controls.ids
     assert renderer.stop_token_ids == (ids["<|im_end|>"], ids["<|endoftext|>"])
     assert RendererConfig(tokenizer=tmp_path).build(None).initial([user("a")], []) == renderer.initial([user("a")], [])
+
+
+ALTERNATING = (  # as Gemma's does: no system message, strictly alternating turns
+    "{{ bos_token }}{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate') }}{% endif %}"
+    "<|im_start|>{{ 'model' if m.role == 'assistant' else m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>model\n{% endif %}"
+)
+
+
+def test_a_template_of_strictly_alternating_turns_still_shows_system_text(build: Any) -> None:
+    renderer: ChatTemplateRenderer = build(ALTERNATING)
+    assert renderer.proof.allows("messages") and not renderer.proof.late_system
+    assert (
+        not renderer.proof.allows("tool_results") and "alternate" in renderer.proof.transitions["tool_results"].reason
+    )
+    opening = [Message("system", "S1"), user("go")]
+    text = renderer.decode(renderer.initial(opening, []))
+    assert text.startswith("<|im_start|>user\n<system-reminder>\nS1\n</system-reminder>\n\ngo<|im_end|>")
+    history = [*opening, Message("assistant", "hi")]
+    new = [Message("system", "S2"), user("more")]
+    chained = chain(renderer, opening, "hi<|im_end|>", []) + renderer.extension(history, new, [], cut=False)
+    assert chained == renderer.initial([*history, *new], [])
+    with pytest.raises(ConfigError, match="alternate"):
+        renderer.extension([user("go"), asks("ls")], [result("A")], [BASH], cut=False)
