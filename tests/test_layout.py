@@ -69,8 +69,8 @@ def imports_at_run_time(path: Path) -> set[str]:
 def test_top_level_folders_are_reached_through_links(name: str) -> None:
     link = ROOT / "uni_agent" / name
     assert link.is_symlink(), (
-        f"uni_agent/{name} must be a symbolic link to ../{name}. A checkout with core.symlinks=false or a .zip download "
-        "turns it into a text file: clone with links, or install the wheel"
+        f"uni_agent/{name} must be a symbolic link to ../{name}. A checkout with core.symlinks=false or a .zip "
+        "download turns it into a text file: clone with links, or install the wheel"
     )
     assert link.resolve() == ROOT / name
 

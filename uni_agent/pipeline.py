@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from uni_agent.config.base import Config, ConfigPath
-from uni_agent.config.merge import merge
+from uni_agent.config.load import override
 from uni_agent.data.config import DataConfig
 from uni_agent.deployment.config import DeployConfig
 from uni_agent.errors import ConfigError
@@ -76,10 +76,4 @@ class PipelineConfig(Config):
             raise ConfigError(
                 f"task {task.id!r}: overrides.{reserved[0]} is reserved: set it in the YAML, for all tasks"
             )
-        merged = merge(self.model_dump(exclude_unset=True), task.overrides)
-        try:
-            return type(self).model_validate(merged)
-        except ValidationError as error:
-            from uni_agent.config.report import problems
-
-            raise ConfigError(f"task {task.id!r}: overrides: {'; '.join(problems(error, type(self)))}") from error
+        return override(self, task.overrides, f"task {task.id!r}: overrides")

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-
 Role = Literal["system", "user", "assistant", "tool"]
 
 
@@ -137,8 +136,8 @@ class ToolCall:
 
     `arguments` is the decoded object; `{}` when `error` is set. `raw_arguments` is what the model wrote, byte for byte.
     `error` is None, or the sentence that tells the model what is wrong with the call (bad JSON, no name, unknown tool,
-    arguments that do not fit). `name` is "" when the model gave none. `note` is "" or what a usable call's result should
-    tell the model as well (a malformed parameter that was left out).
+    arguments that do not fit). `name` is "" when the model gave none. `note` is "" or what a usable call's result
+    should tell the model as well (a malformed parameter that was left out).
     """
 
     id: str
@@ -281,8 +280,8 @@ class Turn:
 class RewardResult:
     """The verdict of a reward spec.
 
-    `score` is what trains (any float; None when grading failed), `resolved` whether the task counts as solved (None when
-    grading failed), `trusted` whether the score says something about the model. `breakdown` holds named parts of the
+    `score` is what trains (any float; None when grading failed), `resolved` whether the task counts as solved (None
+    when grading failed), `trusted` whether the score says something about the model. `breakdown` holds named parts of the
     score, `log` the grader's own output, `error` why grading failed.
     """
 
@@ -447,16 +446,17 @@ def _text_of(content: Any, index: int) -> str:
 
 
 def _call_of(raw: dict[str, Any], index: int) -> ToolCall:
-    function = raw.get("function")
+    function: Any = raw.get("function")
     if not isinstance(function, dict):
         raise ValueError(f"prompt[{index}].tool_calls: a call needs `function: {{name, arguments}}`")
-    name: Any = function.get("name")  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    arguments: Any = function.get("arguments") or {}  # pyright: ignore[reportUnknownMemberType]
+    fields: dict[str, Any] = dict(function)  # pyright: ignore[reportUnknownArgumentType] - JSON of the user's making
+    name, arguments = fields.get("name"), fields.get("arguments") or {}
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     try:
-        decoded = json.loads(text)
+        decoded: Any = json.loads(text)
     except ValueError as error:
         raise ValueError(f"prompt[{index}].tool_calls: arguments are not JSON: {error}") from error
     if not isinstance(name, str) or not isinstance(decoded, dict):
         raise ValueError(f"prompt[{index}].tool_calls: a call needs a name and an object of arguments")
-    return ToolCall(id=str(raw.get("id") or ""), name=name, arguments=decoded, raw_arguments=text)  # pyright: ignore
+    values: dict[str, Any] = dict(decoded)  # pyright: ignore[reportUnknownArgumentType] - as above
+    return ToolCall(id=str(raw.get("id") or ""), name=name, arguments=values, raw_arguments=text)

@@ -49,8 +49,9 @@ class Episode:
         self.interaction: AgentInteraction | None = None
 
     async def run(self) -> InteractionResult:
-        sandbox = Sandbox(dummy_sandbox(self.respond))
-        await sandbox.deployment.start()
+        deployment = dummy_sandbox(self.respond)
+        await deployment.start()
+        sandbox = Sandbox(deployment)
         try:
             env = AgentEnv(sandbox, Toolset([ExecuteBash(), Finish(), Submit()]), self.config)
             await env.setup(Task(id="t", prompt="go"))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
+from uni_agent.config.dump import dump_yaml
 
 ARGV = (sys.executable, "-m", "uni_agent")
 
@@ -51,7 +51,7 @@ async def uni_agent(*args: str | Path, timeout: float = 120, env: dict[str, str]
 
 def write_yaml(path: Path, data: dict[str, Any]) -> Path:
     """`data` as a configuration file."""
-    path.write_text(yaml.safe_dump(data, sort_keys=False), encoding="utf-8")
+    path.write_text(dump_yaml(data), encoding="utf-8")
     return path
 
 

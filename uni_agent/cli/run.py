@@ -95,17 +95,13 @@ def _run_dir(args: argparse.Namespace, config: PipelineConfig) -> Path:
 
 
 def _dry_run(loaded: Loaded[PipelineConfig], run_dir: Path) -> int:
+    from uni_agent.config.dump import dump_yaml
+
     run_dir.mkdir(parents=True, exist_ok=True)
     target = run_dir / "resolved.yaml"
-    target.write_text(_yaml(loaded.data), encoding="utf-8")
+    target.write_text(dump_yaml(loaded.data), encoding="utf-8")
     print(f"{target}\n(nothing was run)")
     return 0
-
-
-def _yaml(data: dict[str, Any]) -> str:
-    import yaml
-
-    return yaml.safe_dump(json.loads(json.dumps(data, default=str)), sort_keys=False, allow_unicode=True)
 
 
 async def _run(args: argparse.Namespace, loaded: Loaded[PipelineConfig], tasks: list[Task], run_dir: Path) -> int:

@@ -46,12 +46,14 @@ class AgentEnv:
         self._config = config
         self._clock = clock
         self._base: str | None = None
+        self._task: Task | None = None
 
     async def setup(self, task: Task) -> None:
         """Prepare the sandbox from `task`, install the tools in one round trip and open the agent's shell.
 
         Raises SandboxError when any of it fails.
         """
+        self._task = task
         await prepare(self.sandbox, task)
         if task.repo is not None:
             self._base = await base_commit(self.sandbox)
@@ -74,7 +76,9 @@ class AgentEnv:
 
     async def snapshot(self) -> bytes | None:
         """The agent's change against the base commit; None when the task has no repository."""
-        return await snapshot_patch(self.sandbox, self._base) if self._base is not None else None
+        if self._base is None:
+            return None
+        return await snapshot_patch(self.sandbox, self._base, task=self._task)
 
     def _outcome(self, call: ToolCall, bound: BoundCall, command: CommandResult, seconds: float) -> ActionOutcome:
         text = observation_text(command, limit=self._config.observation_limit, timeout=self._config.action_timeout)

@@ -92,7 +92,8 @@ class OpenAICompatibleChatModel:
 
         try:
             async with asyncio.timeout(self.config.timeout):
-                return await self.client.chat.completions.create(**payload)
+                create: Any = self.client.chat.completions.create  # its overloads cannot be met by a dict
+                return await create(**payload)
         except (TimeoutError, openai.APITimeoutError) as error:
             raise TurnTooLongError(f"no answer from the model within {self.config.timeout:g} s") from error
         except openai.APIStatusError as error:
