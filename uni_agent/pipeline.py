@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field
@@ -76,4 +77,5 @@ class PipelineConfig(Config):
             raise ConfigError(
                 f"task {task.id!r}: overrides.{reserved[0]} is reserved: set it in the YAML, for all tasks"
             )
-        return override(self, task.overrides, f"task {task.id!r}: overrides")
+        folder = Path(task.base_dir) if task.base_dir else None
+        return override(self, task.overrides, f"task {task.id!r}: overrides", folder=folder)

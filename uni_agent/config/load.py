@@ -75,11 +75,14 @@ def from_data(cls: type[ConfigT], data: Mapping[str, Any], where: str = "") -> C
     return _validated(cls, complete(lift(data, Origin("layer", where)), shape))
 
 
-def override(config: ConfigT, overlay: Mapping[str, Any], where: str = "") -> ConfigT:
-    """`config` with `overlay` merged over it by the rules of layers; problems name `where`. Raises ConfigReport."""
+def override(config: ConfigT, overlay: Mapping[str, Any], where: str = "", *, folder: Path | None = None) -> ConfigT:
+    """`config` with `overlay` merged over it by the rules of layers. Raises ConfigReport, which names `where`.
+
+    Relative paths of `overlay` refer to `folder` (default: the current one).
+    """
     shape = model_shape(type(config))
     below = lift(config, Origin("default", where))
-    merged = merge_nodes(complete(below, shape), lift(overlay, Origin("layer", where)))
+    merged = merge_nodes(complete(below, shape), lift(overlay, Origin("layer", where, folder=folder)))
     return _validated(type(config), complete(merged, shape))
 
 
