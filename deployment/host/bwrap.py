@@ -61,6 +61,9 @@ _GROUP = f"root:x:0:\nagent:x:{UID}:\nnogroup:x:65534:\n"
 _HOSTS = "127.0.0.1 localhost\n::1 localhost\n"
 _NETWORK_ETC = ("resolv.conf", "gai.conf", "host.conf")
 
+_PROC_READABLE = frozenset(("self", "thread-self", "net", "mounts"))
+"""Entries of /proc that belong to the process that looks, and need no cover."""
+
 FORBIDDEN = ("/usr", "/etc", "/proc", "/dev", "/sys", "/run", *(f"/{name}" for name in _SYSTEM))
 """Places that are not the sandbox's own: no working directory may lie there."""
 
@@ -193,7 +196,7 @@ def bwrap_options(layout: Layout, workdir: str, *, network: bool, read_only_bind
             argv += ["--symlink", str(path.readlink()), str(path)] if not _exists(layout.root / name) else []
         elif path.exists():
             argv += ["--ro-bind", str(path), str(path)]
-    argv += ["--proc", "/proc", "--dev", "/dev", "--bind", str(layout.tmp), TMP]
+    argv += ["--proc", "/proc", *_proc_covers(), "--dev", "/dev", "--bind", str(layout.tmp), TMP]
     argv += ["--tmpfs", "/etc"]
     for name in _ETC + (_NETWORK_ETC if network else ()):
         argv += ["--ro-bind-try", f"/etc/{name}", f"/etc/{name}"]
@@ -201,6 +204,26 @@ def bwrap_options(layout: Layout, workdir: str, *, network: bool, read_only_bind
         argv += ["--ro-bind", str(layout.etc / name), f"/etc/{name}"]
     argv += ["--remount-ro", "/etc", "--tmpfs", "/run", "--ro-bind", str(layout.run), RUN_DIR, "--remount-ro", "/run"]
     return argv + _nested_binds(layout, workdir, read_only_binds)
+
+
+def _proc_covers() -> list[str]:
+    """Make the kernel's controls read-only.
+
+    Under root the outer owner inside is root, for whom many files below /proc/sys are writable without any capability;
+    one of them, kernel.core_pattern, names a program that the kernel runs on the host. bubblewrap covers only what it
+    finds writable at the first level, and /proc/sys itself is not.
+    """
+    covers: list[str] = []
+    for name in sorted(os.listdir("/proc")):  # noqa: PTH208 - names suffice
+        path = Path("/proc") / name
+        if name in _PROC_READABLE or name.isdigit() or path.is_symlink():
+            continue
+        mode = path.stat().st_mode
+        if path.is_dir() or mode & 0o222:
+            covers += ["--ro-bind", str(path), str(path)]
+        elif not mode & 0o044:  # only root may read it, and so it shall stay
+            covers += ["--ro-bind", os.devnull, str(path)]
+    return covers
 
 
 def prepare_workdir(layout: Layout, workdir: str) -> None:

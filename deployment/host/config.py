@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, model_validator
@@ -20,7 +21,8 @@ class HostLimits(Config):
     memory_mb: int | None = Field(default=None, ge=16)
     """Address space of one process, in MiB."""
     processes: int | None = Field(default=None, ge=8)
-    """Processes and threads of the sandbox. Needs isolation; the kernel does not hold root to it."""
+    """Processes and threads of the sandbox. Needs isolation, and a user other than root, whom the kernel does
+    not hold to it."""
     file_mb: int | None = Field(default=None, ge=1)
     """Size of one written file, in MiB."""
     open_files: int | None = Field(default=None, ge=16)
@@ -52,7 +54,7 @@ class HostConfig(BaseDeployConfig):
     shell: Literal["pipe", "swerex"] = "pipe"
     """`pipe` is this package's shell; `swerex` is SWE-ReX's own terminal session (slow; needs `isolation: none`)."""
     network: Literal["none", "host"] = "none"
-    """`host` shares this machine's network. Without isolation there is always the host's."""
+    """`host` shares this machine's network, with all that listens on it. Without isolation it is always the host's."""
     root: ConfigPath | None = None
     """Where the sandboxes' folders are made; None uses the system's temporary folder."""
     read_only_binds: list[ConfigPath] = []
@@ -96,6 +98,11 @@ class HostConfig(BaseDeployConfig):
         for path in self.read_only_binds:
             if not path.exists():
                 raise ConfigError(f"deployment.read_only_binds: {str(path)!r} does not exist")
+        if self.limits.processes is not None and os.geteuid() == 0:
+            raise ConfigError(
+                "deployment.limits.processes: the kernel does not hold root to a number of processes; "
+                "run as another user, or leave the limit out"
+            )
         if not self.isolated:
             return
         from uni_agent.deployment.host.bwrap import probe

