@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from pathlib import Path
+from typing import Any
 
 import pytest
+
+from uni_agent.deployment import HostConfig, SandboxRegistry, SandboxSpec, start_sandbox
+
+MakeSandbox = Callable[[str], Awaitable[Any]]
 
 REQUIRE_ALL = os.environ.get("UNI_AGENT_REQUIRE_ALL") == "1"
 
@@ -21,3 +27,27 @@ def pytest_runtest_makereport(
         report.outcome = "failed"
         report.longrepr = f"skipped, but nothing may skip here: {report.longrepr}"
     return report
+
+
+@pytest.fixture
+async def make_sandbox(tmp_path: Path) -> AsyncGenerator[MakeSandbox]:
+    """Starts sandboxes that are folders of this machine: real bash, real git, no isolation, so that tests look inside.
+
+    `await make_sandbox(name)` gives one whose attribute `folder` is its working directory; all are stopped afterwards.
+    """
+    registry = SandboxRegistry()
+    config = HostConfig(type="host", isolation="none", root=tmp_path, env=["TMPDIR"])
+
+    async def make(name: str) -> Any:
+        sandbox: Any = await start_sandbox(config, SandboxSpec(name=name), registry=registry)
+        sandbox.folder = Path(sandbox.workdir)
+        return sandbox
+
+    yield make
+    await registry.stop_all()
+
+
+@pytest.fixture
+async def sandbox(make_sandbox: MakeSandbox) -> Any:
+    """One sandbox of `make_sandbox`."""
+    return await make_sandbox("box")
