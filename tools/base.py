@@ -37,8 +37,6 @@ class AbstractTool(ABC):
     Arguments: ClassVar[type[BaseModel]]
     ends_episode: ClassVar[bool] = False
     """Whether a successful call ends the episode (`finish`, `submit`)."""
-    network: ClassVar[bool] = False
-    """Whether the tool must reach `endpoints()` from inside the sandbox."""
 
     @abstractmethod
     def command(self, arguments: Any) -> str:

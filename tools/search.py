@@ -60,7 +60,6 @@ class Search(AbstractTool):
         * `crawl` gives the passages of each page of `url_list`.
     """
     Arguments = SearchArguments
-    network = True
 
     def __init__(
         self,

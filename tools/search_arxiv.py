@@ -28,7 +28,6 @@ class SearchArxiv(AbstractTool):
     name = "search_arxiv"
     description = "Search arXiv for recent papers: title, date, authors, categories, address and abstract of each."
     Arguments = SearchArxivArguments
-    network = True
 
     def __init__(
         self,

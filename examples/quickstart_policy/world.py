@@ -124,9 +124,6 @@ def expected_files(task: ShellTask) -> dict[str, str | None]:
     return dict(sorted(after.items()))
 
 
-_TRIM = "sed 's/^[[:space:]]*//;s/[[:space:]]*$//'"
-
-
 def check_command(task: ShellTask) -> str:
     """A shell command, run in the working directory, that exits with 0 exactly when the task is solved.
 

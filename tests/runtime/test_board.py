@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import io
-import json
 import sys
 import threading
 from typing import Any
 
 import pytest
 
-from uni_agent.runtime.board import BoardKind, JsonBoard, LineBoard, NoBoard, RichBoard, duration, make_board
+from uni_agent.runtime.board import BoardKind, LineBoard, NoBoard, RichBoard, duration, make_board
 from uni_agent.types import ExitReason, RolloutKey
 
 HOSTILE = "[red]x[/red] [link=http://a]y[/link] \x1b[2J\x1b]0;owned\x07 \u202egnp.exe \ud800"
@@ -74,34 +73,21 @@ def test_a_line_comes_every_interval_and_at_the_end() -> None:
     assert lines[0] == "0 done · 0 running · elapsed 1m00s"
 
 
-def test_json_is_a_launch_and_a_done_record_alone() -> None:
-    stream = io.StringIO()
-    with make_board("json", total=2, stream=stream, info={"run_id": "r", "loss": float("nan")}, clock=Clock()) as board:
-        board.started(key(0))
-        board.finished(key(0), ExitReason.ANSWERED, 0.25, False)
-    launch, done = (json.loads(line) for line in stream.getvalue().splitlines())
-    assert launch == {"event": "launch", "run_id": "r", "loss": None, "total": 2, "done": 0}
-    assert done["event"] == "done"
-    assert done["state"] == "done"
-    assert (done["done"], done["exit_reasons"], done["reward_mean"]) == (1, {"answered": 1}, 0.25)
-
-
 @pytest.mark.parametrize(("error", "state"), [(ValueError, "failed"), (KeyboardInterrupt, "interrupted")])
 def test_the_end_says_how_it_came(error: type[BaseException], state: str) -> None:
     stream = io.StringIO()
-    with pytest.raises(error), make_board("json", total=1, stream=stream):
+    with pytest.raises(error), make_board("plain", total=1, stream=stream):
         raise error
-    assert json.loads(stream.getvalue().splitlines()[-1])["state"] == state
+    assert stream.getvalue().splitlines()[-1].startswith(f"{state}: 0/1 done")
 
 
 def test_a_later_attempt_takes_the_place_of_the_earlier() -> None:
     stream = io.StringIO()
-    with make_board("json", total=1, stream=stream) as board:
+    with make_board("plain", total=1, stream=stream) as board:
         board.finished(key(0), ExitReason.MODEL_ERROR)
         board.started(key(0))
         board.finished(key(0), ExitReason.FINISHED, 1.0, True)
-    done = json.loads(stream.getvalue().splitlines()[-1])
-    assert (done["done"], done["exit_reasons"], done["resolved_rate"]) == (1, {"finished": 1}, 1.0)
+    assert "1/1 done · 0 running · ✓ finished 1 · reward 1.000 · resolved 100.0%" in stream.getvalue()
 
 
 def test_the_live_board_shows_hostile_names_as_text() -> None:
@@ -127,7 +113,7 @@ def test_the_live_board_draws_and_leaves_its_last_state() -> None:
     assert "\x1b]0;owned" not in drawn
 
 
-@pytest.mark.parametrize("kind", ["rich", "plain", "json"])
+@pytest.mark.parametrize("kind", ["rich", "plain"])
 def test_a_terminal_that_is_gone_does_not_stop_a_rollout(kind: BoardKind) -> None:
     streams = (sys.stdout, sys.stderr)
     with make_board(kind, total=1, stream=Gone()) as board:
@@ -182,7 +168,6 @@ def test_a_paused_terminal_does_not_pause_a_rollout() -> None:
 def test_auto_follows_the_stream() -> None:
     assert isinstance(make_board("auto", total=1, stream=Terminal()), RichBoard)
     assert isinstance(make_board("auto", total=1, stream=io.StringIO()), LineBoard)
-    assert isinstance(make_board("json", total=1, stream=io.StringIO()), JsonBoard)
     assert isinstance(make_board("none", total=1), NoBoard)
 
 

@@ -22,8 +22,3 @@ def columns(rows: Iterable[Sequence[str]], indent: str = "") -> str:
         for row in table
     )
     return "\n".join(indent + line.rstrip() for line in lines)
-
-
-def count_of(number: int, noun: str) -> str:
-    """`1 task`, `2 tasks`."""
-    return f"{number} {noun}" + ("" if number == 1 else "s")

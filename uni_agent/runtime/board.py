@@ -10,20 +10,19 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, Self, TextIO
 
 from uni_agent.store.display import colour, glyph, shorten
-from uni_agent.store.text import dumps
 from uni_agent.types import ExitReason, RolloutKey
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
 
-BoardKind = Literal["auto", "rich", "plain", "json", "none"]
+BoardKind = Literal["auto", "rich", "plain", "none"]
 Clock = Callable[[], float]
 
 _log = logging.getLogger(__name__)
@@ -70,25 +69,13 @@ class Numbers:
     oldest: tuple[tuple[RolloutKey, float], ...]
     """The rollouts that have been running longest, and for how long."""
     exit_reasons: dict[ExitReason, int]
-    """Most frequent first; of this session alone, like the means and the rate."""
+    """Most frequent first; of this process alone, like the means and the rate."""
     reward_mean: float | None
     resolved_rate: float | None
     per_minute: float
     """0 until the first second is over."""
     eta: float | None
     elapsed: float
-
-    def to_dict(self) -> dict[str, Any]:
-        """The numbers as plain data."""
-        return {
-            "done": self.done,
-            "total": self.total,
-            "running": self.running,
-            "exit_reasons": {str(reason): count for reason, count in self.exit_reasons.items()},
-            "reward_mean": self.reward_mean,
-            "resolved_rate": self.resolved_rate,
-            "elapsed": round(self.elapsed, 3),
-        }
 
 
 class Tally:
@@ -256,29 +243,6 @@ class NoBoard(BaseBoard):
         del state
 
 
-class JsonBoard(BaseBoard):
-    """Two records: `launch` when the block is entered, `done` when it is left, one JSON object a line."""
-
-    def __init__(self, tally: Tally, stream: TextIO, info: Mapping[str, Any]) -> None:
-        super().__init__(tally)
-        self._stream = stream
-        self._info = dict(info)
-
-    def _open(self) -> None:
-        numbers = self.tally.numbers()
-        self._write({"event": "launch", **self._info, "total": numbers.total, "done": numbers.done})
-
-    def _show(self) -> None:
-        return
-
-    def _close(self, state: str) -> None:
-        self._write({"event": "done", **self._info, "state": state, **self.tally.numbers().to_dict()})
-
-    def _write(self, record: dict[str, Any]) -> None:
-        self._stream.write(dumps(record) + "\n")
-        self._stream.flush()
-
-
 class LineBoard(BaseBoard):
     """One plain line every `interval` seconds, and one at the end."""
 
@@ -377,18 +341,15 @@ def make_board(
     stream: TextIO | None = None,
     done: int = 0,
     name: str = "",
-    info: Mapping[str, Any] | None = None,
     interval: float = 60.0,
     clock: Clock = time.monotonic,
 ) -> Board:
     """A board for `total` rollouts (None: unknown) of which `done` were done when the run was resumed.
 
-    `auto` is `rich` on a terminal and `plain` elsewhere. `stream` is by default stdout for `json` and stderr for the
-    others. `info` goes into both records of `json`. `plain` writes every `interval` seconds.
+    `auto` is `rich` on a terminal and `plain` elsewhere. `stream` is by default stderr. `plain` writes every
+    `interval` seconds.
     """
     tally = Tally(total, done, clock)
-    if kind == "json":
-        return JsonBoard(tally, stream or sys.stdout, info or {})
     if kind == "none":
         return NoBoard(tally)
     out: TextIO | None = stream or sys.stderr
