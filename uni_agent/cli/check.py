@@ -56,7 +56,7 @@ def execute(args: argparse.Namespace) -> int:
 def _findings(loaded: Loaded[PipelineConfig], *, online: bool) -> list[Finding]:
     from uni_agent.runtime.preflight import preflight
 
-    findings = preflight(loaded.config)
+    findings = preflight(loaded.config).findings
     told = "\n".join(finding.problem for finding in findings)
     findings += [finding for name, finding in _variables(loaded) if name not in told]
     # A model or sandbox that cannot even be built would only fail a second time.

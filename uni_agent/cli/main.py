@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import importlib
 import importlib.util
 import io
@@ -102,8 +101,10 @@ def _leaves(error: BaseException) -> list[BaseException]:
 
 
 def _unknown(name: str, offered: list[str]) -> str:
-    near = difflib.get_close_matches(name, offered, n=1)
-    hint = f"did you mean `{near[0]}`?" if near else f"commands: {', '.join(offered)}"
+    from uni_agent.config.suggest import closest
+
+    near = closest(name, offered)
+    hint = f"did you mean `{near}`?" if near else f"commands: {', '.join(offered)}"
     return f"uni-agent: unknown command {name!r}, {hint}"
 
 

@@ -17,6 +17,7 @@ from uni_agent.errors import ConfigError
 
 if TYPE_CHECKING:
     from uni_agent.config.load import Loaded
+    from uni_agent.model.base import ChatModel
     from uni_agent.pipeline import PipelineConfig
     from uni_agent.runtime.controller import RunOutcome
     from uni_agent.store.run import RunStore
@@ -57,41 +58,50 @@ def execute(args: argparse.Namespace) -> int:
     loaded = load_config(PipelineConfig, args.config, overrides)
     if loaded.config.train is not None:
         raise ConfigError("train: training is not part of this version; remove the block to evaluate")
-    tasks = _tasks(loaded.config)
-    run_dir = _run_dir(args, loaded.config)
+    _check_run_dir(args)
+    tasks, model = _prepared(loaded.config)
     if args.dry_run:
-        return _dry_run(loaded, run_dir)
-    return asyncio.run(_run(args, loaded, tasks, run_dir))
+        return _dry_run(loaded, _claim_run_dir(args, loaded.config))
+    return asyncio.run(_run(args, loaded, tasks, model))
 
 
-def _tasks(config: PipelineConfig) -> list[Task]:
-    from uni_agent.runtime.preflight import check_tasks, preflight
+def _prepared(config: PipelineConfig) -> tuple[list[Task], ChatModel]:
+    """The tasks and the model. Raises ConfigError with everything that is missing."""
+    from uni_agent.runtime.preflight import preflight
 
-    problems = [finding for finding in preflight(config) if finding.problem]
-    if problems:
-        raise ConfigError("\n".join(finding.problem for finding in problems))
-    tasks = config.data.build().load()
-    check_tasks(config, tasks)
-    return tasks
+    found = preflight(config)
+    problems = [finding.problem for finding in found.findings if finding.problem]
+    if problems or found.model is None:
+        raise ConfigError("\n".join(problems))
+    return found.tasks, found.model
 
 
-def _run_dir(args: argparse.Namespace, config: PipelineConfig) -> Path:
+def _check_run_dir(args: argparse.Namespace) -> None:
+    """Refuse folders that cannot be what the arguments say, before anything is loaded."""
     if args.resume is not None:
         if args.run_dir is not None:
             raise ConfigError("--resume names the folder already: leave out --run-dir")
         if not (args.resume / "run.db").is_file():
             raise ConfigError(f"--resume {args.resume}: no run.db there; name the folder of a run")
-        return args.resume
-    if args.run_dir is not None:
-        if (args.run_dir / "run.db").exists():
-            raise ConfigError(f"--run-dir {args.run_dir} holds a run: use --resume {args.run_dir}, or another folder")
-        return args.run_dir
-    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
-    base = config.run.output_dir / f"{config.name}-{stamp}"
-    number = 0
-    while (run_dir := base if not number else base.with_name(f"{base.name}-{number}")).exists():
-        number += 1
-    return run_dir
+    elif args.run_dir is not None and (args.run_dir / "run.db").exists():
+        raise ConfigError(f"--run-dir {args.run_dir} holds a run: use --resume {args.run_dir}, or another folder")
+
+
+def _claim_run_dir(args: argparse.Namespace, config: PipelineConfig) -> Path:
+    """The run's folder; a new one is made here and now, so that runs of the same second never share one."""
+    named: Path | None = args.resume or args.run_dir
+    if named is not None:
+        return named
+    base = config.run.output_dir / f"{config.name}-{datetime.now(UTC).strftime('%Y%m%d-%H%M%S')}"
+    try:
+        for number in range(10_000):
+            run_dir = base.with_name(f"{base.name}-{number}") if number else base
+            with contextlib.suppress(FileExistsError):
+                run_dir.mkdir(parents=True)
+                return run_dir
+    except OSError as error:
+        raise ConfigError(f"run.output_dir: cannot make {run_dir}: {error.strerror}") from error
+    raise ConfigError(f"run.output_dir: {config.run.output_dir} has no free name like {base.name}")
 
 
 def _dry_run(loaded: Loaded[PipelineConfig], run_dir: Path) -> int:
@@ -104,11 +114,12 @@ def _dry_run(loaded: Loaded[PipelineConfig], run_dir: Path) -> int:
     return 0
 
 
-async def _run(args: argparse.Namespace, loaded: Loaded[PipelineConfig], tasks: list[Task], run_dir: Path) -> int:
+async def _run(args: argparse.Namespace, loaded: Loaded[PipelineConfig], tasks: list[Task], model: ChatModel) -> int:
     from uni_agent.runtime.preflight import probe_model
 
     config = loaded.config
-    model = config.model.build(config.run.seed)
+    if not args.json:
+        print(f"{config.name}: {len(tasks)} tasks; starting the model …", file=sys.stderr, flush=True)
     try:
         try:
             await probe_model(model)
@@ -116,6 +127,7 @@ async def _run(args: argparse.Namespace, loaded: Loaded[PipelineConfig], tasks: 
             raise
         except Exception as error:
             raise ConfigError(f"model: {type(error).__name__}: {error}") from error
+        run_dir = _claim_run_dir(args, config)
         store = _open_store(args, loaded, run_dir)
         with _log_file(run_dir):
             return await _with_store(args, config, tasks, run_dir, store, model)
@@ -124,7 +136,12 @@ async def _run(args: argparse.Namespace, loaded: Loaded[PipelineConfig], tasks: 
 
 
 async def _with_store(
-    args: argparse.Namespace, config: PipelineConfig, tasks: list[Task], run_dir: Path, store: RunStore, model: Any
+    args: argparse.Namespace,
+    config: PipelineConfig,
+    tasks: list[Task],
+    run_dir: Path,
+    store: RunStore,
+    model: ChatModel,
 ) -> int:
     from uni_agent.runtime.board import make_board
     from uni_agent.runtime.controller import Controller

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from uni_agent.errors import ConfigError
@@ -23,19 +23,42 @@ class Finding:
     problem: str = ""
 
 
-def preflight(config: PipelineConfig) -> list[Finding]:
+@dataclass(slots=True)
+class Preflight:
+    """What was built while looking: the tasks (empty) and the model (None) when they could not be."""
+
+    findings: list[Finding] = field(default_factory=list[Finding])
+    tasks: list[Task] = field(default_factory=list[Task])
+    model: ChatModel | None = None
+
+    def look(self, what: str, check: Callable[[], object]) -> None:
+        """Note whether `check` raises ConfigError."""
+        try:
+            check()
+        except ConfigError as error:
+            self.findings.append(Finding(what, str(error)))
+        else:
+            self.findings.append(Finding(what))
+
+
+def preflight(config: PipelineConfig) -> Preflight:
     """Build every part that can be built without starting anything; one finding each."""
+    found = Preflight()
 
-    def load_tasks() -> None:
-        check_tasks(config, config.data.build().load())
+    def tasks() -> None:
+        loaded = config.data.build().load()
+        check_tasks(config, loaded)
+        found.tasks = loaded
 
-    return [
-        _find("tasks", load_tasks),
-        _find("tools", lambda: Toolset([tool.build() for tool in config.tools])),
-        _find("deployment", config.deployment.check),
-        _find("reward", config.reward.build),
-        _find("model", lambda: config.model.build(config.run.seed)),
-    ]
+    def model() -> None:
+        found.model = config.model.build(config.run.seed)
+
+    found.look("tasks", tasks)
+    found.look("tools", lambda: Toolset([tool.build() for tool in config.tools]))
+    found.look("deployment", config.deployment.check)
+    found.look("reward", config.reward.build)
+    found.look("model", model)
+    return found
 
 
 def check_tasks(config: PipelineConfig, tasks: Sequence[Task]) -> None:
@@ -60,11 +83,3 @@ async def probe_model(model: ChatModel) -> None:
     """Load the model and see that it answers. Raises ConfigError with the cure."""
     await model.start()
     await model.probe()
-
-
-def _find(what: str, check: Callable[[], object]) -> Finding:
-    try:
-        check()
-    except ConfigError as error:
-        return Finding(what, str(error))
-    return Finding(what)
