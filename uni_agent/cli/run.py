@@ -93,14 +93,15 @@ def _claim_run_dir(args: argparse.Namespace, config: PipelineConfig) -> Path:
     if named is not None:
         return named
     base = config.run.output_dir / f"{config.name}-{datetime.now(UTC).strftime('%Y%m%d-%H%M%S')}"
-    try:
-        for number in range(10_000):
-            run_dir = base.with_name(f"{base.name}-{number}") if number else base
-            with contextlib.suppress(FileExistsError):
-                run_dir.mkdir(parents=True)
-                return run_dir
-    except OSError as error:
-        raise ConfigError(f"run.output_dir: cannot make {run_dir}: {error.strerror}") from error
+    for number in range(10_000):
+        run_dir = base.with_name(f"{base.name}-{number}") if number else base
+        try:
+            run_dir.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise ConfigError(f"run.output_dir: cannot make {run_dir}: {error.strerror}") from error
+        return run_dir
     raise ConfigError(f"run.output_dir: {config.run.output_dir} has no free name like {base.name}")
 
 
