@@ -9,7 +9,7 @@ import pytest
 
 from uni_agent.errors import ConfigError
 from uni_agent.pipeline import PipelineConfig
-from uni_agent.reward.config import CommandRewardConfig, DummyRewardConfig
+from uni_agent.reward.config import CommandRewardConfig, DummyRewardConfig, GradingFile
 from uni_agent.types import Task
 
 
@@ -46,7 +46,9 @@ def test_a_block_that_the_yaml_left_to_its_default_can_be_overridden() -> None:
 def test_relative_paths_of_overrides_refer_to_the_task_file(tmp_path: Path) -> None:
     reward = resolved({"reward": {"files": {"a": {"path": "hidden/a"}}}}, str(tmp_path)).reward
     assert isinstance(reward, CommandRewardConfig)
-    assert reward.files["a"].path == tmp_path / "hidden/a"
+    file = reward.files["a"]
+    assert isinstance(file, GradingFile)
+    assert file.path == tmp_path / "hidden/a"
 
 
 @pytest.mark.parametrize("key", ["model", "data", "run", "train", "name"])

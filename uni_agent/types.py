@@ -281,8 +281,8 @@ class RewardResult:
     """The verdict of a reward spec.
 
     `score` is what trains (any float; None when grading failed), `resolved` whether the task counts as solved (None
-    when grading failed), `trusted` whether the score says something about the model. `breakdown` holds named parts of the
-    score, `log` the grader's own output, `error` why grading failed.
+    when grading failed), `trusted` whether the score says something about the model. `breakdown` holds named parts of
+    the score, `log` the grader's own output, `error` why grading failed.
     """
 
     score: float | None
@@ -450,7 +450,8 @@ def _call_of(raw: dict[str, Any], index: int) -> ToolCall:
     if not isinstance(function, dict):
         raise ValueError(f"prompt[{index}].tool_calls: a call needs `function: {{name, arguments}}`")
     fields: dict[str, Any] = dict(function)  # pyright: ignore[reportUnknownArgumentType] - JSON of the user's making
-    name, arguments = fields.get("name"), fields.get("arguments") or {}
+    name: Any = fields.get("name")
+    arguments: Any = fields.get("arguments") or "{}"
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     try:
         decoded: Any = json.loads(text)
