@@ -27,7 +27,7 @@ quickstart: $(VENV)/.run-installed  ## run the quickstart policy on the shell-ba
 	$(BIN)/uni-agent run configs/quickstart.yaml
 
 test: check  ## lint, types and all tests; what CI runs
-	$(BIN)/python -m pytest -q --durations=10
+	$(BIN)/python -m pytest -q -n auto --durations=10
 
 check: $(VENV)/.dev-installed  ## the fast half: lint and types
 	$(BIN)/ruff check .
