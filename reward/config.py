@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
-from uni_agent.config.base import Config, ConfigPath, PluginConfig, load_object, part_tag
+from uni_agent.config.base import Config, ConfigPath, PluginConfig, build_object, part_tag
 from uni_agent.reward.base import AbstractRewardSpec
 
 
@@ -138,9 +138,8 @@ class PluginRewardConfig(PluginConfig):
     """A reward spec that this package does not ship: an AbstractRewardSpec built as `Class(**options)`."""
 
     def build(self) -> AbstractRewardSpec:
-        """The plug-in's spec. Raises ConfigError when it cannot be loaded."""
-        spec: Any = load_object(self.type, AbstractRewardSpec)(**self.options)
-        return spec
+        """The plug-in's spec. Raises ConfigError when it cannot be loaded or built."""
+        return build_object(self.type, self.options, AbstractRewardSpec)
 
 
 RewardConfig = Annotated[

@@ -7,8 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
-from uni_agent.config.base import Config, PluginConfig, load_object, part_tag
-from uni_agent.errors import ConfigError
+from uni_agent.config.base import Config, PluginConfig, build_object, part_tag
 from uni_agent.tools.base import AbstractTool
 from uni_agent.tools.endpoint import EndpointOptions, origin
 from uni_agent.tools.execute_bash import ExecuteBash
@@ -147,11 +146,7 @@ class PluginToolConfig(PluginConfig):
 
     def build(self) -> AbstractTool:
         """The tool, built as `Class(**options)`. Raises ConfigError when it cannot be loaded or built."""
-        cls = load_object(self.type, AbstractTool)
-        try:
-            return cls(**self.options)
-        except (TypeError, ValueError) as error:
-            raise ConfigError(f"tool {self.type!r}: cannot be built with options {self.options!r}: {error}") from error
+        return build_object(self.type, self.options, AbstractTool)
 
 
 def _named(value: Any) -> Any:

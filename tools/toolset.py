@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import io
 import json
 import re
@@ -13,11 +12,15 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from uni_agent.config.suggest import closest
 from uni_agent.errors import ConfigError
 from uni_agent.tools.base import AbstractTool, ToolScript
 from uni_agent.types import ToolCall
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+# What the model reads of its own mistakes is bounded: a call may hold megabytes.
+_SHOWN_NAME = 100
+_SHOWN_PROBLEMS = 20
 _SCRIPT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,98}")
 
 
@@ -126,6 +129,7 @@ class Toolset:
         listed = ", ".join(f"`{known}`" for known in self._by_name) or "none"
         if not name:
             return f"The call names no tool. Tools: {listed}."
+        name = name[:_SHOWN_NAME]
         return f"There is no tool {name!r}{_did_you_mean(name, self.names)}. Tools: {listed}."
 
 
@@ -183,7 +187,8 @@ def _check_command(raw: dict[str, Any], command: str) -> None:
     """Refuse what no shell can be given. Raises ValueError."""
     for key, value in raw.items():
         if isinstance(value, str) and "\0" in value:
-            raise ValueError(f"`{key}` contains a NUL character, which can stand in no command and no text file")
+            name = key[:_SHOWN_NAME]
+            raise ValueError(f"`{name}` contains a NUL character, which can stand in no command and no text file")
     try:
         command.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -197,7 +202,8 @@ def _problems(error: ValidationError, model: type[BaseModel]) -> list[str]:
     known = list(model.model_fields)
     clauses: list[str] = []
     for item in error.errors(include_url=False):
-        name = ".".join(str(part) for part in item["loc"] if isinstance(part, int) or not part.startswith("function-"))
+        parts = (str(part) for part in item["loc"] if isinstance(part, int) or not part.startswith("function-"))
+        name = ".".join(parts)[:_SHOWN_NAME]
         match item["type"]:
             case "missing":
                 clause = f"the required parameter `{name}` is missing"
@@ -210,12 +216,14 @@ def _problems(error: ValidationError, model: type[BaseModel]) -> list[str]:
                 clause = f"`{name}`: {_lower_first(item['msg'])}, got {_short(item['input'])}"
         if clause not in clauses:
             clauses.append(clause)
+        if len(clauses) > _SHOWN_PROBLEMS:
+            return [*clauses[:_SHOWN_PROBLEMS], "and more"]
     return clauses
 
 
 def _did_you_mean(name: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(name, known, 1, 0.6)
-    return f"; did you mean `{close[0]}`?" if close else ""
+    close = closest(name, known)
+    return f"; did you mean `{close}`?" if close else ""
 
 
 def _lower_first(text: str) -> str:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import importlib
 import os
+from collections.abc import Mapping
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, cast
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, SerializationInfo
 
-from uni_agent.errors import ConfigError
+from uni_agent.errors import ConfigError, boundary
 
 
 class Config(BaseModel):
@@ -102,10 +103,8 @@ def load_object(reference: str, expected: type | None = None) -> Any:
     Raises ConfigError when the module does not import, has no such name, or the object is no subclass of `expected`.
     """
     module_name, _, name = reference.partition(":")
-    try:
+    with boundary(ConfigError, f"{reference!r}: cannot import {module_name!r}"):
         module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ConfigError(f"{reference!r}: cannot import {module_name!r}: {error}") from error
     try:
         found = getattr(module, name)
     except AttributeError as error:
@@ -113,3 +112,13 @@ def load_object(reference: str, expected: type | None = None) -> Any:
     if expected is not None and not (isinstance(found, type) and issubclass(found, expected)):
         raise ConfigError(f"{reference!r} is not a subclass of {expected.__module__}.{expected.__qualname__}")
     return found
+
+
+def build_object(reference: str, options: Mapping[str, Any], expected: type | None = None) -> Any:
+    """An instance `Class(**options)` of the class that `package.module:Class` names.
+
+    Raises ConfigError as `load_object` does, and for whatever the class raises: options that do not fit, mostly.
+    """
+    cls = load_object(reference, expected)
+    with boundary(ConfigError, f"{reference!r} cannot be built with options {dict(options)!r}"):
+        return cls(**options)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator
 
-from uni_agent.config.base import Config, ConfigPath, SourcedStr, load_object, part_tag
+from uni_agent.config.base import Config, ConfigPath, SourcedStr, build_object, part_tag
 from uni_agent.data.readers import RowSource, read_hub, read_jsonl, read_parquet
 from uni_agent.data.report import suggestion
 from uni_agent.data.source import TASK_FIELDS, RowMapping, SelectedSource, Selection, TaskSource
@@ -130,8 +130,8 @@ class PluginDataConfig(BaseDataConfig):
     """Keyword arguments of the class."""
 
     def build(self) -> TaskSource:
-        """The plug-in's source with the selection on top. Raises ConfigError when it cannot be loaded."""
-        return SelectedSource(load_object(self.type, TaskSource)(**self.options), self.selection, self.type)
+        """The plug-in's source with the selection on top. Raises ConfigError when it cannot be loaded or built."""
+        return SelectedSource(build_object(self.type, self.options, TaskSource), self.selection, self.type)
 
 
 DataConfig = Annotated[

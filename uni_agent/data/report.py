@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from typing import Any
 
 from pydantic import ValidationError
 
+from uni_agent.config.suggest import closest
 from uni_agent.types import Repo, Task, TaskFile
 
 # Where pydantic puts the name of a union's branch in a location; it means nothing to the writer of a file.
@@ -17,9 +17,8 @@ _TAG_INDEX = {"files": 2, "prompt": 1, "setup": 1}
 def suggestion(word: str, known: Iterable[str]) -> str:
     """`; did you mean 'x'?` for the nearest of `known`, or the first few names when none is near."""
     names = sorted({str(name) for name in known})
-    near = difflib.get_close_matches(word, names, n=1, cutoff=0.6)
-    if near:
-        return f"; did you mean {near[0]!r}?"
+    if near := closest(word, names):
+        return f"; did you mean {near!r}?"
     if not names:
         return ""
     shown = ", ".join(names[:12])

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from uni_agent.config.base import Config, ConfigPath, PluginConfig, load_object, part_tag
+from uni_agent.config.base import Config, ConfigPath, PluginConfig, build_object, part_tag
 from uni_agent.engine.base import SamplingBackend
-from uni_agent.errors import ConfigError, MissingExtraError, boundary
+from uni_agent.errors import ConfigError, MissingExtraError
 
 
 class EmbeddedEngineConfig(Config):
@@ -94,9 +94,7 @@ class PluginEngineConfig(PluginConfig):
 
     def build(self) -> SamplingBackend:
         """`Class(**options)`. Raises ConfigError when it cannot be made or is no SamplingBackend."""
-        cls = load_object(self.type)
-        with boundary(ConfigError, f"engine.type {self.type!r}"):
-            engine: Any = cls(**self.options)
+        engine = build_object(self.type, self.options)
         if not isinstance(engine, SamplingBackend):
             raise ConfigError(f"engine.type {self.type!r} is no SamplingBackend: see uni_agent.engine.base")
         return engine

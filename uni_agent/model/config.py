@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from uni_agent.config.base import Config, ConfigPath, PluginConfig, load_object, part_tag
+from uni_agent.config.base import Config, ConfigPath, PluginConfig, build_object, part_tag
 from uni_agent.engine.base import SamplingParams
 from uni_agent.engine.config import EngineConfig
 from uni_agent.tokens.config import RendererConfig
@@ -130,11 +130,11 @@ class PluginModelConfig(PluginConfig):
     """A ChatModel from another package."""
 
     def build(self, seed: int | None) -> ChatModel:
-        """`Class(**options)`; `seed` is passed when the options name one as null."""
+        """`Class(**options)`; `seed` is passed when the options name one as null. Raises ConfigError."""
         options = dict(self.options)
         if "seed" in options and options["seed"] is None:
             options["seed"] = seed
-        return load_object(self.type)(**options)
+        return build_object(self.type, options)
 
 
 ModelConfig = Annotated[

@@ -1,11 +1,9 @@
-"""Types of XML parameters and the validation of arguments."""
+"""Types of XML parameters."""
 
 from typing import Any
 
 import pytest
 
-from tests.tokens.parsers.support import TOOLS, tool
-from uni_agent.tokens.parsers import validate_arguments
 from uni_agent.tokens.parsers.convert import convert
 
 OPTIONAL_INT = {"anyOf": [{"type": "integer"}, {"type": "null"}]}
@@ -71,54 +69,3 @@ ROOT: dict[str, Any] = {"$defs": {"N": {"type": "integer"}, "Loop": {"$ref": "#/
 def test_conversion_follows_the_schema_parse_05(schema: dict[str, Any] | None, text: str, value: Any) -> None:
     got = convert(text, schema, ROOT)
     assert (got, type(got)) == (value, type(value))
-
-
-EDIT = tool(
-    "edit",
-    ["path"],
-    path="string",
-    line={"type": "integer"},
-    ratio="number",
-    mode={"type": "string", "enum": ["insert", "replace"]},
-    span=OPTIONAL_INT,
-)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ({"path": "a"}, None),
-        ({"path": "a", "line": 1, "ratio": 1, "mode": "insert", "span": None}, None),
-        ({"path": "a", "line": 2.0, "span": 3}, None),
-        ({}, "Missing required parameter 'path'."),
-        ({"pth": "a", "path": "b"}, "Unknown parameter 'pth'. Did you mean 'path'?"),
-        ({"path": 5}, "'path' must be a string, got integer 5"),
-        ({"path": None}, "'path' must be a string, got null null"),
-        ({"path": "a", "line": "x"}, "'line' must be an integer, got string \"x\""),
-        ({"path": "a", "line": True}, "'line' must be an integer, got boolean true"),
-        ({"path": "a", "line": 1.5}, "'line' must be an integer"),
-        ({"path": "a", "mode": "delete"}, '\'mode\' must be one of "insert", "replace", got "delete"'),
-        ({"path": "a", "span": "x"}, "'span' must be an integer or null"),
-        ({"path": {"a": "x" * 500}}, "xxx..."),
-    ],
-)
-def test_validation_tells_the_model_what_to_mend(arguments: dict[str, Any], said: str | None) -> None:
-    problem = validate_arguments("edit", arguments, [EDIT, *TOOLS])
-    if said is None:
-        assert problem is None
-    else:
-        assert problem is not None and said in problem
-        assert "Its parameters are: path, line, ratio, mode, span." in problem
-
-
-def test_validation_of_unknown_tools_and_open_schemas() -> None:
-    problem = validate_arguments("edt", {}, [EDIT])
-    assert problem is not None and "Did you mean 'edit'?" in problem
-    assert validate_arguments("edt", {}, []) is None
-    assert validate_arguments("f", {"x": 1}, [tool("f", additional=True, a="string")]) is None
-    assert validate_arguments("f", {"x": 1}, [{"type": "function", "function": {"name": "f"}}]) is None
-
-
-def test_odd_schemas_do_not_break_the_validation() -> None:
-    odd: dict[str, Any] = {"name": "f", "parameters": {"properties": {"a": 5, "b": {"enum": 3}}, "required": "a"}}
-    assert validate_arguments("f", {"a": 1, "b": 2}, [{"type": "function", "function": odd}]) is None

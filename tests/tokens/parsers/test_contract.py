@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.tokens.parsers.support import check_events, hermes, hermes_call, streamed, tool, xml, xml_call
 from uni_agent.tokens.base import ToolParser
-from uni_agent.tokens.parsers import PARSERS, OutputParser, validate_arguments
+from uni_agent.tokens.parsers import PARSERS, OutputParser
 
 FORMATS: dict[str, tuple[Callable[[], ToolParser], Callable[[str, dict[str, str]], str]]] = {
     "hermes": (hermes, hermes_call),
@@ -50,8 +50,6 @@ def check(parser: ToolParser, text: str, seed: int) -> None:
         events, result = streamed(parser, pieces, TOOLS)
         assert result == whole
         check_events(events, result)
-    for call in whole.tool_calls:
-        validate_arguments(call.name, call.arguments, TOOLS)
     assert whole.marker_seen is False or not any(call.error is None for call in whole.tool_calls)
 
 

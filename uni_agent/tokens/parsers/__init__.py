@@ -11,15 +11,14 @@ part of a call) lets `OutputParser` split off thinking that comes after the firs
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 
+from uni_agent.config.suggest import closest
 from uni_agent.errors import ConfigError
 from uni_agent.tokens.base import ToolParser
 from uni_agent.tokens.parsers.hermes import HermesToolParser
 from uni_agent.tokens.parsers.qwen3_coder import XMLToolParser
 from uni_agent.tokens.parsers.reasoning import OutputParser
-from uni_agent.tokens.parsers.validate import validate_arguments
 
 PARSERS: dict[str, Callable[[], ToolParser]] = {
     "hermes": HermesToolParser,
@@ -27,14 +26,14 @@ PARSERS: dict[str, Callable[[], ToolParser]] = {
 }
 """Name in the configuration → parser."""
 
-__all__ = ["PARSERS", "HermesToolParser", "OutputParser", "XMLToolParser", "build_parser", "validate_arguments"]
+__all__ = ["PARSERS", "HermesToolParser", "OutputParser", "XMLToolParser", "build_parser"]
 
 
 def build_parser(name: str) -> ToolParser:
     """The parser called `name`. Raises ConfigError that lists the valid names."""
     factory = PARSERS.get(name)
     if factory is None:
-        close = difflib.get_close_matches(name, PARSERS, n=1)
-        hint = f" Did you mean {close[0]!r}?" if close else ""
+        close = closest(name, PARSERS)
+        hint = f" Did you mean {close!r}?" if close else ""
         raise ConfigError(f"unknown tool parser {name!r}.{hint} Valid names: {', '.join(sorted(PARSERS))}.")
     return factory()

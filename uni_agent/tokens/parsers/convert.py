@@ -23,7 +23,7 @@ def convert(text: str, schema: dict[str, Any] | None, root: dict[str, Any]) -> A
     A parameter that the schema does not name (`schema` is None) or does not type stays a string. A string stays the
     string it is, `null` and `03106` included. Where a string is one choice of several, only `null` (if allowed),
     arrays and objects are converted: `1.10` read as a number would lose what the model wrote. What fits no type comes
-    back unchanged, and `validate_arguments` tells the model.
+    back unchanged, and the toolset tells the model.
     """
     types = types_of(schema, root) if schema is not None else set[str]()
     if not types or types == {"string"}:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
+from uni_agent.config.suggest import closest
 from uni_agent.tokens.base import ToolSchema
 
 
@@ -96,16 +96,11 @@ def type_name(value: Any) -> str:
     return next((name for cls, name in _TYPE_NAMES if isinstance(value, cls)), "null")
 
 
-def did_you_mean(name: str, choices: Iterable[str]) -> str:
-    """` Did you mean 'x'?` for a name that is close to one of `choices`, else ""."""
-    lowered = {choice.lower(): choice for choice in choices}
-    close = difflib.get_close_matches(name[:100].lower(), list(lowered), n=1)
-    return f" Did you mean {lowered[close[0]]!r}?" if close else ""
-
-
 def unknown_tool(name: str, tools: Sequence[ToolSchema]) -> str | None:
     """What is wrong with calling `name`: a sentence for the model, or None. Without tools every name goes."""
     names = tool_names(tools)
     if not names or name in names:
         return None
-    return f"There is no tool named {name[:100]!r}.{did_you_mean(name, names)} The tools are: {', '.join(names)}."
+    close = closest(name[:100], names)
+    hint = f" Did you mean {close!r}?" if close else ""
+    return f"There is no tool named {name[:100]!r}.{hint} The tools are: {', '.join(names)}."
