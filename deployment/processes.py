@@ -55,11 +55,23 @@ def _children_by_scan(pid: int) -> list[int]:
 
 def parent_of(pid: int) -> int | None:
     """The parent of `pid`; None when it is gone."""
+    fields = _stat_of(pid)
+    return int(fields[1]) if fields else None
+
+
+def state_of(pid: int) -> str:
+    """The state of `pid` as one letter, `T` when it is stopped; "" when it is gone."""
+    fields = _stat_of(pid)
+    return fields[0].decode() if fields else ""
+
+
+def _stat_of(pid: int) -> list[bytes]:
+    """What follows the name in /proc/<pid>/stat; empty when it is gone."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except (FileNotFoundError, ProcessLookupError):
-        return None
-    return int(stat.rpartition(b")")[2].split()[1])
+        return []
+    return stat.rpartition(b")")[2].split()
 
 
 def descendants_of(pid: int, *, spare: Collection[int] = ()) -> list[int]:

@@ -83,6 +83,7 @@ class Sandbox:
         *,
         workdir: str | None = None,
         name: str = "",
+        tool_install_dir: str | None = None,
         max_output_bytes: int = DEFAULT_MAX_OUTPUT_BYTES,
     ) -> None:
         self.deployment = deployment
@@ -90,6 +91,7 @@ class Sandbox:
         self.stop_error = ""
         self.on_stopped: Callable[[Sandbox], None] | None = None
         self._workdir = workdir
+        self._tool_install_dir = tool_install_dir
         self._max_output_bytes = max_output_bytes
         self._env: dict[str, str] = {}
         self._sources: list[str] = []
@@ -104,7 +106,8 @@ class Sandbox:
     @property
     def tool_install_dir(self) -> str:
         """Where tool scripts belong in this sandbox."""
-        return getattr(self.deployment, "tool_install_dir", None) or "/opt/uni-agent/bin"
+        own: str | None = getattr(self.deployment, "tool_install_dir", None)
+        return self._tool_install_dir or own or "/opt/uni-agent/bin"
 
     # ------------------------------------------------------------------------------------------ session
 

@@ -39,6 +39,11 @@ class DeployPart(Protocol):
         """How many attempts there are."""
         ...
 
+    @property
+    def tool_install_dir(self) -> str | None:
+        """Where tool scripts are installed; None leaves it to the deployment."""
+        ...
+
     def build(self, spec: SandboxSpec) -> AbstractDeployment:
         """A deployment that is not started yet."""
         ...
@@ -115,7 +120,7 @@ async def start_sandbox(
 
 async def _attempt(config: DeployPart, spec: SandboxSpec, registry: SandboxRegistry | None) -> Sandbox:
     deployment = config.build(spec)
-    sandbox = Sandbox(deployment, workdir=spec.workdir, name=spec.name)
+    sandbox = Sandbox(deployment, workdir=spec.workdir, name=spec.name, tool_install_dir=config.tool_install_dir)
     if registry is not None:
         registry.add(sandbox)
     try:

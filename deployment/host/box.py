@@ -19,7 +19,15 @@ from typing import Any
 from uni_agent.deployment.aio import finish, wait_readable
 from uni_agent.deployment.host.bwrap import BwrapCall, Layout, bwrap_options, mount_points
 from uni_agent.deployment.host.launch import Child
-from uni_agent.deployment.processes import exit_code_of, kill_tree, parent_of, wait_process
+from uni_agent.deployment.processes import (
+    children_of,
+    exit_code_of,
+    kill_tree,
+    parent_of,
+    send_signal,
+    state_of,
+    wait_process,
+)
 
 _LARGE = 32 << 10
 _CREDENTIALS = struct.Struct("3i")
@@ -131,6 +139,8 @@ class Box:
                     await wait_readable(init)
             os.close(init)
         if process is not None:
+            if init is None:
+                await _kill_starting(process)
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await wait_process(process)
@@ -243,6 +253,19 @@ class Box:
         except OSError:
             return ""
         return f": {text}" if text else ""
+
+
+async def _kill_starting(process: subprocess.Popen[bytes]) -> None:
+    """Kill what a bubblewrap that is still starting has made: without its parent it would wait for ever."""
+    if process.poll() is not None:
+        return
+    send_signal(process.pid, signal.SIGSTOP)  # so that it makes no more
+    for _ in range(200):
+        if process.poll() is not None or state_of(process.pid) in ("T", "Z", ""):
+            break
+        await asyncio.sleep(0.005)
+    for child in children_of(process.pid):
+        kill_tree(child)
 
 
 class _BoxChild:

@@ -102,13 +102,28 @@ async def test_stop_runs_to_its_end_under_cancellation() -> None:
 async def test_host_start_cancelled_at_any_time_leaves_nothing(isolation: str, tmp_path: Path) -> None:
     config = HostConfig.model_validate({"isolation": isolation, "root": tmp_path / "boxes"})
     registry = SandboxRegistry()
-    for delay in (0, 0.001, 0.005, 0.01, 0.02, 0.04, 0.08, 0.3):
-        task = asyncio.ensure_future(start_sandbox(config, SPEC, registry=registry))
+    for delay in (0, 0.001, 0.002, 0.003, 0.005, 0.007, 0.01, 0.015, 0.02, 0.03, 0.04, 0.08, 0.3):
+        # Eight at once, so that many are caught in the middle of bubblewrap's own start.
+        tasks = [asyncio.ensure_future(start_sandbox(config, SPEC, registry=registry)) for _ in range(8)]
         await asyncio.sleep(delay)
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await (await task).stop()
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await (await task).stop()
         assert len(registry) == 0 and list((tmp_path / "boxes").glob("*")) == []
+    await asyncio.sleep(0.2)
+    assert _holders_of(tmp_path / "boxes") == []
+
+
+def _holders_of(folder: Path) -> list[str]:
+    """Processes with a descriptor on a file of `folder`, as every sandbox that is starting has on its log."""
+    found: list[str] = []
+    for link in Path("/proc").glob("[0-9]*/fd/2"):
+        with contextlib.suppress(OSError):
+            if str(link.readlink()).startswith(str(folder)):
+                found.append(str(link))
+    return found
 
 
 async def test_attempts_have_names_of_their_own_and_end_with_the_cause(registry: SandboxRegistry) -> None:
