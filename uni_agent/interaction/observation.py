@@ -12,8 +12,11 @@ EMPTY_OUTPUT = "Your command ran successfully and did not produce any output."
 # cannot make the match walk far.
 _ANSI = re.compile(r"\x1b(?:\[[0-?]{0,64}[ -/]{0,8}[@-~]|\][^\x07\x1b]{0,512}(?:\x07|\x1b\\)|[@-Z\\-_])")
 
+# bash names the text by its own name, or by the file it reads the command from.
 _SYNTAX_ERROR = re.compile(
-    r"^(?:/\S*/)?bash: (?:\S+: )?(?:line \d+: )?(?:syntax error|unexpected EOF|.*unexpected end of file)", re.M
+    r"^(?:\S*bash|/dev/fd/\d+): (?:\S+: )?(?:line \d+: )?"
+    r"(?:syntax error|unexpected EOF|.*unexpected end of file|.*here-document .* delimited by end-of-file)",
+    re.M,
 )
 
 
