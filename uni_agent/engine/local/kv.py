@@ -24,39 +24,47 @@ class KvShape:
     dtype: torch.dtype
     device: torch.device
 
-    def empty(self, rows: int | None, tokens: int) -> torch.Tensor:
-        """Zeros for `rows` sequences of `tokens` tokens; without the dimension of rows when `rows` is None."""
-        middle = () if rows is None else (rows,)
-        size = (self.layers, 2, *middle, self.heads, tokens, self.head_size)
+    def empty(self, rows: int, tokens: int) -> torch.Tensor:
+        """Zeros for `rows` sequences of `tokens` tokens."""
+        size = (self.layers, 2, rows, self.heads, tokens, self.head_size)
         return torch.zeros(size, dtype=self.dtype, device=self.device)
 
 
 class PrefillKv:
-    """One sequence whose tokens [`start`, `end`) are being computed; those before are in `tensor` already."""
+    """Prompts of unequal length of which row `b` is computed from token `starts[b]` to before `ends[b]`.
 
-    def __init__(self, tensor: torch.Tensor, start: int, end: int) -> None:
-        self.tensor = tensor
-        self._start = start
-        self._end = end
+    The rows end in the same column of the input, so that their last tokens' logits stand together; what pads the front
+    of the shorter ones is written to the last token place of `tensor`, which no real token sees.
+    """
+
+    def __init__(self, tensor: torch.Tensor, starts: list[int], ends: list[int]) -> None:
+        self._tensor = tensor
+        self.width = max(end - start for start, end in zip(starts, ends, strict=True))
+        self._seen = max(starts)
+        device, spare = tensor.device, tensor.shape[4] - 1
+        first, last = torch.tensor(starts, device=device), torch.tensor(ends, device=device)
+        columns = last[:, None] - self.width + torch.arange(self.width, device=device)
+        real = columns >= first[:, None]
+        self.positions = columns.where(real, 0)
+        self._columns = columns.where(real, spare)
+        self._rows = torch.arange(len(starts), device=device)[:, None]
+        places = torch.arange(spare + 1, device=device)
+        # A padding token sees the spare place alone: it must see something, or its row of the softmax is NaN.
+        visible = torch.where(real[..., None], places <= self.positions[..., None], places == spare)
+        self.mask = visible[:, None]
 
     def update(
         self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store the new keys and values of `layer`; all of them up to `end` come back, with a batch of one."""
-        both = self.tensor[layer]
-        both[0, :, self._start : self._end] = keys[0]
-        both[1, :, self._start : self._end] = values[0]
-        return both[0, None, :, : self._end], both[1, None, :, : self._end]
+        """Store the new keys and values of `layer`; the whole tensor's come back."""
+        both = self._tensor[layer]
+        both[0][self._rows, :, self._columns] = keys.transpose(1, 2)
+        both[1][self._rows, :, self._columns] = values.transpose(1, 2)
+        return both[0], both[1]
 
     def get_seq_length(self, *_: Any) -> int:
-        """Tokens computed before this pass."""
-        return self._start
-
-    def mask(self) -> torch.Tensor:
-        """Which stored token each new one may see, [1, 1, new, stored]."""
-        stored = torch.arange(self._end, device=self.tensor.device)
-        new = torch.arange(self._start, self._end, device=self.tensor.device)
-        return (stored <= new[:, None])[None, None]
+        """Tokens computed before this pass, in the row that has most."""
+        return self._seen
 
 
 class BatchKv:

@@ -26,12 +26,15 @@ class LocalModel:
     eos_ids: tuple[int, ...]
     cache_argument: str
 
-    def prefill(self, ids: list[int], kv: torch.Tensor, start: int, end: int) -> torch.Tensor:
-        """Compute tokens [`start`, `end`) of `ids` into `kv`; the logits [vocabulary] after the last of them."""
-        cache = PrefillKv(kv, start, end)
-        new = torch.tensor([ids[start:end]], device=self.shape.device)
-        positions = torch.arange(start, end, device=self.shape.device)[None]
-        return self._forward(new, positions, cache.mask(), cache)[0]
+    def prefill(self, prompts: list[list[int]], kv: torch.Tensor, starts: list[int], ends: list[int]) -> torch.Tensor:
+        """Compute tokens [start, end) of each of n prompts into its row of `kv`; the logits [n, vocabulary] after them.
+
+        `kv` has one token place more than the longest prompt.
+        """
+        cache = PrefillKv(kv, starts, ends)
+        new = [prompt[start:end] for prompt, start, end in zip(prompts, starts, ends, strict=True)]
+        padded = [[0] * (cache.width - len(ids)) + ids for ids in new]
+        return self._forward(torch.tensor(padded, device=self.shape.device), cache.positions, cache.mask, cache)
 
     def decode(self, last_ids: list[int], batch: BatchKv) -> torch.Tensor:
         """Compute one token per row of `batch`; the logits [n, vocabulary] after them."""
@@ -131,11 +134,11 @@ def _prove(model: LocalModel, path: Path) -> None:
     drawn: Any = torch.randint(0, model.vocab_size, (2, 9), generator=generator)
     sequences: list[list[int]] = [drawn[0, :4].tolist(), drawn[1].tolist()]
     batch = BatchKv(model.shape)
-    for ids in sequences:
-        kv = model.shape.empty(None, len(ids) - 1)
-        model.prefill(ids, kv, 0, 2)
-        model.prefill(ids, kv, 2, len(ids) - 1)
-        batch.join(kv)
+    kv = model.shape.empty(2, 10)
+    model.prefill(sequences, kv, [0, 0], [2, 5])
+    model.prefill(sequences, kv, [2, 5], [3, 8])
+    for row, ids in enumerate(sequences):
+        batch.join(kv[:, :, row, :, : len(ids) - 1])
     ours = model.decode([ids[-1] for ids in sequences], batch)
     theirs = torch.stack(
         [model.module(input_ids=torch.tensor([ids], device=model.shape.device)).logits[0, -1] for ids in sequences]

@@ -37,20 +37,17 @@ def sample(logits: torch.Tensor, draws: Sequence[Draw]) -> tuple[list[int], list
         logits = torch.stack([_penalised(row, draw) for row, draw in zip(logits, draws, strict=True)])
     temperatures = torch.tensor([1.0 if _greedy(draw.params) else draw.params.temperature for draw in draws])[:, None]
     logprobs = torch.log_softmax(logits / temperatures, dim=-1)
-    # Inverse transform in double precision, one number per row: a difference in the last bit of a logit, as
-    # another batch makes it, changes the token only in the rarest case.
-    weights = logprobs.double().exp()
+    # Gumbel-max with noise of the row's own: another batch changes the last bits of the logits, and that changes the
+    # token only when two perturbed scores are as near. Along a cumulative sum every token's bounds would move.
+    scores = logprobs.double()
     for i, draw in enumerate(draws):
+        if _greedy(draw.params):
+            continue
         if _truncates(draw.params):
-            weights[i] = _truncated(weights[i], draw.params)
-    cumulative = weights.cumsum(dim=-1)
-    uniform = torch.stack([torch.rand((), generator=draw.generator, dtype=torch.float64) for draw in draws])
-    chosen = torch.searchsorted(cumulative, uniform[:, None] * cumulative[:, -1:], right=True)
-    chosen = chosen.clamp_max(logits.shape[-1] - 1)[:, 0]
-    greedy = torch.tensor([_greedy(draw.params) for draw in draws])
-    # A draw past the last weight (rounding) lands on a token that may have been cut off: take the likeliest instead.
-    cut_off = weights.gather(1, chosen[:, None])[:, 0] <= 0
-    chosen = torch.where(greedy | cut_off, weights.argmax(dim=-1), chosen)
+            scores[i] = scores[i].masked_fill(~_allowed(scores[i].exp(), draw.params), -torch.inf)
+        noise = torch.empty(logits.shape[-1], dtype=torch.float64).exponential_(generator=draw.generator)
+        scores[i] -= noise.clamp_min(1e-300).log()
+    chosen = scores.argmax(dim=-1)
     picked = logprobs.gather(1, chosen[:, None])[:, 0]
     return [int(token) for token in chosen], [float(logprob) for logprob in picked]
 
@@ -63,8 +60,8 @@ def _truncates(params: SamplingParams) -> bool:
     return params.top_k > 0 or params.top_p < 1.0 or params.min_p > 0.0
 
 
-def _truncated(weights: torch.Tensor, params: SamplingParams) -> torch.Tensor:
-    """`weights` [vocabulary] with what may not be drawn set to 0; the likeliest token always stays."""
+def _allowed(weights: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """Which tokens of `weights` [vocabulary] may be drawn; the likeliest always may."""
     ordered, order = weights.sort(descending=True, stable=True)
     keep = torch.ones_like(ordered, dtype=torch.bool)
     if params.top_k > 0:
@@ -76,9 +73,7 @@ def _truncated(weights: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     if params.min_p > 0.0:
         keep &= ordered >= params.min_p * ordered[0]
     keep[0] = True
-    out = torch.zeros_like(weights)
-    out[order] = ordered * keep
-    return out
+    return torch.empty_like(keep).scatter_(0, order, keep)
 
 
 def _penalised(logits: torch.Tensor, draw: Draw) -> torch.Tensor:

@@ -19,7 +19,7 @@ from uni_agent.engine.local.sessions import Session, SessionStore
 from uni_agent.errors import ModelError
 
 _LOG = logging.getLogger(__name__)
-_PREFILL_CHUNK = 512  # tokens between two looks at whether the request was cancelled
+_PREFILL_TOKENS = 1024  # of one pass, padding included; between passes it is seen who was cancelled
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +35,20 @@ class Request:
     done: Callable[[TokenOutput | ModelError], None]
     cancelled: bool = False
     keep: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    """A request about to begin: `session` holds its first `shared` tokens."""
+
+    request: Request
+    session: Session | None
+    shared: int
+
+    @property
+    def new(self) -> int:
+        """Tokens to compute, at least one."""
+        return len(self.request.prompt) - self.shared
 
 
 @dataclass(slots=True, eq=False)
@@ -77,6 +91,7 @@ class Worker:
         self._waiting: deque[Request] = deque()
         self._released: list[str] = []
         self._closing = False
+        self._beginning: set[Request] = set()  # taken from the queue, not yet in the batch
         self._running: list[_Running] = []
         self._batch = BatchKv(model.shape)
         self._thread = threading.Thread(target=self._main, name="uni-agent-embedded-engine", daemon=True)
@@ -147,60 +162,70 @@ class Worker:
                 self._leave(row)
 
     def _admit(self) -> None:
-        while len(self._running) < self._max_batch:
-            with self._wake:
-                if not self._waiting or self._closing:
-                    return
+        """Begin what waits, as far as there is room: prompts with about as much to compute go together."""
+        admitted: list[_Prompt] = []
+        with self._wake:
+            while self._waiting and len(self._running) + len(admitted) < self._max_batch:
                 request = self._waiting.popleft()
-            if not request.cancelled:
-                self._begin(request)
+                if not request.cancelled:
+                    self._beginning.add(request)
+                    session = self._cache.take(request.request_id)
+                    admitted.append(_Prompt(request, session, session.shared(request.prompt) if session else 0))
+        for group in grouped(admitted):
+            self._begin(group)
 
-    def _begin(self, request: Request) -> None:
-        """Prefill and take the first token; join the batch unless that was the last."""
+    def _begin(self, group: list[_Prompt]) -> None:
+        """Prefill a group and take the first tokens; those that need more join the batch."""
+        requests = [prompt.request for prompt in group]
         try:
-            prefilled = self._prefill(request)
-            if prefilled is None:
+            kv, logits = self._prefill(group)
+            if logits is None:  # closing, or nobody waits any more
+                self._beginning.difference_update(r for r in requests if r.cancelled)
                 return
-            running, kv, logits = prefilled
-            (token,), (logprob,) = sample(logits[None], [running.draw()])
-            output = running.accept(token, logprob)
-        except ModelError as error:
-            request.done(error)
-            return
-        except Exception as error:  # this request alone is hit: the batch was not touched
+            running = [_Running(p.request, generator_for(p.request.seed), cached=p.shared) for p in group]
+            tokens, logprobs = sample(logits, [one.draw() for one in running])
+        except Exception as error:  # only this group is hit: the batch was not touched
             _LOG.exception("the embedded engine failed in a prefill")
-            request.done(ModelError(f"the embedded engine failed: {type(error).__name__}: {error}"))
+            self._beginning.difference_update(requests)
+            self._fail(requests, f"the embedded engine failed: {type(error).__name__}: {error}")
             return
-        if output is None:
-            self._batch.join(kv)
-            self._running.append(running)
-        else:
-            self._keep(request, request.prompt, kv)
-            request.done(output)
+        for row, one in enumerate(running):
+            own = kv[:, :, row, :, : len(one.request.prompt)]
+            try:
+                outcome = one.accept(tokens[row], logprobs[row])
+            except ModelError as error:
+                outcome = error
+            if outcome is None:
+                self._batch.join(own)
+                self._running.append(one)
+            else:
+                self._keep(one.request, one.request.prompt, own.clone())
+                one.request.done(outcome)
+            self._beginning.discard(one.request)
 
-    def _prefill(self, request: Request) -> tuple[_Running, torch.Tensor, torch.Tensor] | None:
-        """Compute what is not cached of the prompt: keys and values of all of it, and the logits after it.
+    def _prefill(self, group: list[_Prompt]) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Keys and values of the group's prompts, and the logits [n, vocabulary] after them.
 
-        None when the request was cancelled meanwhile. Raises ModelError when the worker closes.
+        No logits when all were cancelled or the worker closes meanwhile.
         """
-        prompt = request.prompt
-        session = self._cache.take(request.request_id)
-        done = session.shared(prompt) if session else 0
-        kv = self._model.shape.empty(None, len(prompt))
-        if session is not None:
-            kv[:, :, :, :done] = session.kv[:, :, :, :done]
-        running = _Running(request, generator_for(request.seed), cached=done)
-        while True:  # at least one token is left to compute
-            if self._closing:
-                raise ModelError("the embedded engine was closed")
-            if request.cancelled:
-                self._keep(request, prompt[:done], kv[:, :, :, :done].clone())
-                return None
-            end = min(done + _PREFILL_CHUNK, len(prompt))
-            logits = self._model.prefill(prompt, kv, done, end)
-            done = end
-            if done == len(prompt):
-                return running, kv, logits
+        prompts = [prompt.request.prompt for prompt in group]
+        kv = self._model.shape.empty(len(group), max(map(len, prompts)) + 1)
+        for row, prompt in enumerate(group):
+            if prompt.session is not None:
+                kv[:, :, row, :, : prompt.shared] = prompt.session.kv[:, :, :, : prompt.shared]
+        starts = [prompt.shared for prompt in group]
+        longest = max(prompt.new for prompt in group)
+        # A group of several fits into one pass; one long prompt takes several.
+        for done in range(0, longest, _PREFILL_TOKENS):
+            if self._closing or all(prompt.request.cancelled for prompt in group):
+                return kv, None
+            reach = done + _PREFILL_TOKENS
+            ends = [min(len(ids), prompt.shared + reach) for ids, prompt in zip(prompts, group, strict=True)]
+            logits = self._model.prefill(prompts, kv, starts, ends)
+            starts = ends
+            if reach >= longest:
+                return kv, logits
+        return kv, None
 
     def _step(self) -> None:
         logits = self._model.decode([running.ids[-1] for running in self._running], self._batch)
@@ -233,9 +258,26 @@ class Worker:
             waiting = list(self._waiting) if self._closing else []
             if self._closing:
                 self._waiting.clear()
-        failed = [running.request for running in self._running] + waiting
+        failed = [*self._beginning, *(running.request for running in self._running), *waiting]
+        self._beginning.clear()
         self._running = []
         self._batch = BatchKv(self._model.shape)
-        for request in failed:
+        self._fail(failed, message)
+
+    def _fail(self, requests: list[Request], message: str) -> None:
+        for request in requests:
             if not request.cancelled:
                 request.done(ModelError(message))
+
+
+def grouped(prompts: list[_Prompt]) -> list[list[_Prompt]]:
+    """Prompts that are computed in one pass each: little padding, no more tokens than a pass may have."""
+    groups: list[list[_Prompt]] = []
+    for prompt in sorted(prompts, key=lambda prompt: prompt.new):
+        group = groups[-1] if groups else []
+        fits = group and prompt.new <= 2 * group[0].new + 16 and prompt.new * (len(group) + 1) <= _PREFILL_TOKENS
+        if fits:
+            group.append(prompt)
+        else:
+            groups.append([prompt])
+    return groups
