@@ -39,6 +39,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command in `argv` (default: this process's arguments) and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     _never_fail_to_print()
+    if "" not in sys.path:
+        sys.path.append(
+            ""
+        )  # a part named as `my_file:MyClass` is found in the current folder, and shadows nothing there
     try:
         code = _dispatch(words)
         sys.stdout.flush()
