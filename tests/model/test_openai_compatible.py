@@ -11,6 +11,7 @@ from tests.support.openai_server import call, serving
 from uni_agent.errors import ConfigError, ContextLengthError, ModelError, TurnTooLongError
 from uni_agent.model.config import OpenAIModelConfig
 from uni_agent.model.openai_compatible import OpenAICompatibleChatModel
+from uni_agent.tokens.accounting import account
 from uni_agent.types import Message
 
 TOOLS: list[dict[str, Any]] = [
@@ -182,3 +183,104 @@ async def test_the_key_is_sent_as_bearer(monkeypatch: pytest.MonkeyPatch) -> Non
     async with serving(lambda _: {"content": "x"}) as server:
         await (await OpenAICompatibleChatModel(config(server.url, api_key_env="MY_KEY")).open("t#0", GO, TOOLS)).query()
     assert server.keys == ["Bearer secret"]
+
+
+def answer(**fields: Any) -> web.Response:
+    """A whole body, as odd as it is given."""
+    choice = {"index": 0, "message": {"role": "assistant", "content": "hi"}, "finish_reason": "stop"}
+    return web.json_response({"id": "x", "object": "chat.completion", "created": 1, "choices": [choice], **fields})
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"choices": 5},
+        {"choices": [{"message": "text"}]},
+        {"choices": [{"message": {"role": "assistant", "content": 5}}]},
+        {"choices": [{"message": {"role": "assistant", "content": {"a": 1}}}]},
+        {"choices": [{"message": {"role": "assistant", "content": "x", "reasoning_content": 5}}]},
+    ],
+)
+async def test_a_body_of_the_wrong_shape_is_a_model_error_and_leaves_the_conversation_alone(
+    body: dict[str, Any],
+) -> None:
+    async with serving(lambda _: answer(**body)) as server:
+        session = await OpenAICompatibleChatModel(config(server.url)).open("t#0", GO, TOOLS)
+        with pytest.raises(ModelError):
+            await session.query()
+    assert session.messages == GO
+
+
+@pytest.mark.parametrize("usage", [None, "x", {"prompt_tokens": "a"}, {"prompt_tokens_details": 5}, {"x": 1}])
+async def test_odd_usage_costs_no_turn(usage: Any) -> None:
+    async with serving(lambda _: answer(usage=usage)) as server:
+        turn = await (await OpenAICompatibleChatModel(config(server.url)).open("t#0", GO, TOOLS)).query()
+    assert (turn.message.content, turn.usage.prompt_tokens) == ("hi", 0)
+
+
+async def test_content_in_parts_is_text() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    async with serving(lambda _: {"content": parts}) as server:
+        turn = await (await OpenAICompatibleChatModel(config(server.url)).open("t#0", GO, TOOLS)).query()
+    assert turn.message.content == "ab"
+
+
+async def test_half_surrogate_pairs_do_not_poison_the_next_request() -> None:
+    calls = [call("execute_bash", '{"command": "\\ud800"}', "a\ud800"), call("ex\ud800", '{"command": "\ud800', "b")]
+    replies = iter([{"content": "x \ud800 y", "tool_calls": calls}, {"content": "done"}])
+    async with serving(lambda _: next(replies)) as server:
+        session = await OpenAICompatibleChatModel(config(server.url)).open("t#0", GO, TOOLS)
+        turn = await session.query()
+        await session.observe([Message("tool", "x", tool_call_id=c.id) for c in turn.message.tool_calls])
+        assert (await session.query()).message.content == "done"
+    assert turn.message.content == "x \ufffd y"
+    assert all(c.error is not None for c in turn.message.tool_calls)
+
+
+@pytest.mark.parametrize("arguments", ['{"command": NaN}', '{"command": ' + "[" * 5000 + "]" * 5000 + "}", "[1]"])
+async def test_arguments_that_are_no_plain_json_object_are_a_call_with_an_error(arguments: str) -> None:
+    async with serving(lambda _: {"tool_calls": [call("execute_bash", arguments)]}) as server:
+        turn = await (await OpenAICompatibleChatModel(config(server.url)).open("t#0", GO, TOOLS)).query()
+    assert turn.message.tool_calls[0].error is not None
+
+
+async def test_null_and_wrongly_typed_parts_of_calls_are_answered_not_raised() -> None:
+    odd: list[Any] = [
+        {"id": None, "type": "function", "function": {"name": "execute_bash", "arguments": None}},
+        {"id": 5, "type": "function", "function": {"name": 5, "arguments": {"command": "ls"}}},
+        {"id": "a", "type": "function", "function": None},
+        None,
+    ]
+    async with serving(lambda _: {"tool_calls": odd}) as server:
+        turn = await (await OpenAICompatibleChatModel(config(server.url)).open("t#0", GO, TOOLS)).query()
+    assert [c.error for c in turn.message.tool_calls] == [None] + ["the call names no tool"] * 3
+    async with serving(lambda _: {"tool_calls": 5}) as server:
+        turn = await (await OpenAICompatibleChatModel(config(server.url)).open("t#0", GO, TOOLS)).query()
+    assert [c.error for c in turn.message.tool_calls] == ["the call names no tool"]
+
+
+async def test_call_ids_that_come_twice_are_told_apart() -> None:
+    calls = [call("execute_bash", {"command": c}, "same") for c in "abc"]
+    async with serving(lambda _: {"tool_calls": calls}) as server:
+        turn = await (await OpenAICompatibleChatModel(config(server.url)).open("t#0", GO, TOOLS)).query()
+    assert len({c.id for c in turn.message.tool_calls}) == 3
+    assert [c.arguments["command"] for c in turn.message.tool_calls] == ["a", "b", "c"]
+
+
+async def test_an_aborted_answer_is_asked_for_again_and_its_tokens_are_counted() -> None:
+    tokens: dict[str, Any] = {"prompt_token_ids": [1, 2], "token_ids": [3, 4]}
+    replies = iter([{"content": "par", "finish_reason": "abort", **tokens}, {"content": "whole", **tokens}])
+    async with serving(lambda _: next(replies)) as server:
+        session = await OpenAICompatibleChatModel(config(server.url, token_ids=True)).open("t#0", GO, TOOLS)
+        assert (await session.query()).message.content == "whole"
+    assert account(session.caches, masked=False).to_dict() == {
+        "sampled": 4,
+        "trained": 2,
+        "masked": 0,
+        "dropped": {"aborted": 2},
+    }
+    async with serving(lambda _: {"content": "par", "finish_reason": "abort"}) as server:
+        session = await OpenAICompatibleChatModel(config(server.url, retries=1)).open("t#0", GO, TOOLS)
+        with pytest.raises(ModelError, match="aborted the call 2 times"):
+            await session.query()
+    assert session.messages == GO

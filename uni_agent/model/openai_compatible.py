@@ -6,14 +6,16 @@ import asyncio
 import json
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, cast
 
-from uni_agent.errors import ConfigError, ContextLengthError, ModelError, TurnTooLongError
+from uni_agent.errors import ConfigError, ContextLengthError, ModelError, TurnTooLongError, boundary
 from uni_agent.model.base import ModelTurn
 from uni_agent.model.text_tools import text_view
 from uni_agent.model.wire_tokens import TokenRecorder
 from uni_agent.tokens.base import ParsedOutput, ToolParser, ToolSchema
 from uni_agent.tokens.cache import RolloutCache
+from uni_agent.tokens.parsers import jsontext
 from uni_agent.types import Message, ToolCall, Usage
 
 if TYPE_CHECKING:
@@ -155,27 +157,40 @@ class OpenAISession:
 
     async def query(self) -> ModelTurn:
         """Sample a turn and commit it."""
-        response = await self._model.complete(self._model.payload(self.messages, self._tools))
-        choices: list[Any] = list(getattr(response, "choices", None) or [])
-        if not choices or getattr(choices[0], "message", None) is None:
-            raise ModelError(f"the model's answer holds no choice: {str(response)[:300]}")
-        choice = choices[0]
-        parsed = self._parse(choice.message)
+        response, choice = await self._answer()
+        # Whatever of the answer cannot be read fails here, before anything of it is recorded.
+        with boundary(ModelError, "the model's answer cannot be read"):
+            parsed = self._parse(choice.message)
+            usage = _usage(getattr(response, "usage", None))
         span = (0, 0)
         if self._model.config.token_ids:
-            span = self._tokens.record(response, choice, self._turn)
+            with boundary(ModelError, "the model's token ids cannot be read"):
+                span = self._tokens.record(response, choice, self._turn)
         message = Message("assistant", parsed.content, parsed.reasoning, parsed.tool_calls)
         self.messages.append(message)
         self._turn += 1
         usable = any(call.error is None for call in parsed.tool_calls)
-        reason = "length" if choice.finish_reason == "length" else "tool_calls" if parsed.tool_calls else "stop"
+        cut = getattr(choice, "finish_reason", None) == "length"
+        reason = "length" if cut else "tool_calls" if parsed.tool_calls else "stop"
         return ModelTurn(
             message,
             reason,
-            _usage(getattr(response, "usage", None)),
+            usage,
             span,
             parse_failed=parsed.marker_seen and not usable,
         )
+
+    async def _answer(self) -> tuple[Any, Any]:
+        """A response and its first choice. What the server aborted is no answer: asked again, then a ModelError."""
+        for _ in range(self._model.config.retries + 1):
+            response = await self._model.complete(self._model.payload(self.messages, self._tools))
+            choices = _list(getattr(response, "choices", None))
+            if not choices or not hasattr(getattr(choices[0], "message", None), "content"):
+                raise ModelError(f"the model's answer holds no choice: {str(response)[:300]}")
+            if getattr(choices[0], "finish_reason", None) not in ("abort", "error"):
+                return response, choices[0]
+            self._tokens.dropped(response, choices[0], self._turn, "aborted")
+        raise ModelError(f"the server aborted the call {self._model.config.retries + 1} times")
 
     async def observe(self, messages: Sequence[Message]) -> None:
         """Append; whether it fits shows at the next query."""
@@ -185,12 +200,12 @@ class OpenAISession:
         """Nothing is kept on the server."""
 
     def _parse(self, message: Any) -> ParsedOutput:
-        content: str = message.content or ""
-        reasoning: str = getattr(message, "reasoning_content", None) or getattr(message, "reasoning", None) or ""
-        native: list[Any] = list(message.tool_calls or [])
+        content = _text(message.content)
+        reasoning = _text(getattr(message, "reasoning_content", None)) or _text(getattr(message, "reasoning", None))
+        native: Any = getattr(message, "tool_calls", None)
         if native:
-            calls = tuple(_native_call(call, self._turn, i) for i, call in enumerate(native))
-            return ParsedOutput(content, reasoning, calls)
+            calls = [_native_call(call, self._turn, i) for i, call in enumerate(_list(native) or [native])]
+            return ParsedOutput(content, reasoning, _distinct(calls))
         # A server without a tool parser hands the call through as text: better read than lost.
         parsed = self._model.parser.parse(content, self._tools)
         if self._model.config.tool_calls == "native" and not any(c.error is None for c in parsed.tool_calls):
@@ -198,17 +213,38 @@ class OpenAISession:
         return ParsedOutput(parsed.content, reasoning or parsed.reasoning, parsed.tool_calls, parsed.marker_seen)
 
 
+def _list(value: Any) -> list[Any]:
+    return cast("list[Any]", value) if isinstance(value, list) else []
+
+
+def _text(value: Any) -> str:
+    """Text as servers write it: a string, null or a list of parts. Half a surrogate pair could not be sent back."""
+    if isinstance(value, list):
+        return "".join(_text(part.get("text") if isinstance(part, dict) else part) for part in _list(value))  # pyright: ignore
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise ValueError(f"text expected, got {type(value).__name__}")
+    return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _word(value: Any) -> str:
+    """A name or id, "" unless it is a string."""
+    return _text(value) if isinstance(value, str) else ""
+
+
 def _native_call(call: Any, turn: int, index: int) -> ToolCall:
-    call_id: str = getattr(call, "id", None) or f"call_{turn}_{index}"
+    call_id = _word(getattr(call, "id", None)) or f"call_{turn}_{index}"
     function = getattr(call, "function", None)
-    name: str = getattr(function, "name", None) or ""
+    name = _word(getattr(function, "name", None))
     raw: Any = getattr(function, "arguments", None)
-    text = raw if isinstance(raw, str) else json.dumps(raw or {})
+    written = raw if isinstance(raw, str) else json.dumps(raw or {})
+    text = _text(written)
     try:
-        decoded: Any = json.loads(text) if text.strip() else {}
+        decoded: Any = jsontext.loads(written) if written.strip() else {}
         if isinstance(decoded, str):
-            decoded = json.loads(decoded)
-    except (ValueError, RecursionError) as error:
+            decoded = jsontext.loads(decoded)
+    except ValueError as error:
         return ToolCall(call_id, name, {}, text, error=f"the arguments are not valid JSON: {error}")
     if not name:
         return ToolCall(call_id, name, {}, text, error="the call names no tool")
@@ -219,9 +255,26 @@ def _native_call(call: Any, turn: int, index: int) -> ToolCall:
     return ToolCall(call_id, name, decoded, text)  # pyright: ignore[reportUnknownArgumentType] - JSON of the model
 
 
+def _distinct(calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
+    """The calls, ids that come twice told apart: each result must find its call."""
+    out: list[ToolCall] = []
+    taken: set[str] = set()
+    for call in calls:
+        call_id, number = call.id, 1
+        while call_id in taken:
+            number += 1
+            call_id = f"{call.id}_{number}"
+        taken.add(call_id)
+        out.append(replace(call, id=call_id))
+    return tuple(out)
+
+
 def _usage(usage: Any) -> Usage:
-    if usage is None:
-        return Usage()
-    details: Any = getattr(usage, "prompt_tokens_details", None)
-    cached: Any = details.get("cached_tokens") if isinstance(details, Mapping) else getattr(details, "cached_tokens", 0)  # pyright: ignore
-    return Usage(int(usage.prompt_tokens or 0), int(usage.completion_tokens or 0), int(cached or 0))  # pyright: ignore
+    """The server's counts; what it does not say, or not as a number, is 0."""
+    prompt, completion = _count(usage, "prompt_tokens"), _count(usage, "completion_tokens")
+    return Usage(prompt, completion, _count(getattr(usage, "prompt_tokens_details", None), "cached_tokens"))
+
+
+def _count(holder: Any, name: str) -> int:
+    value: Any = holder.get(name) if isinstance(holder, Mapping) else getattr(holder, name, 0)  # pyright: ignore
+    return value if isinstance(value, int) and value > 0 else 0

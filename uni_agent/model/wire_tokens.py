@@ -6,6 +6,7 @@ from typing import Any
 
 from uni_agent.engine.base import TokenOutput
 from uni_agent.errors import ModelError
+from uni_agent.tokens.accounting import record_drop
 from uni_agent.tokens.cache import RolloutCache
 
 
@@ -33,9 +34,17 @@ class TokenRecorder:
         if logprobs is not None and len(logprobs) != len(ids):  # pyright: ignore[reportUnknownArgumentType]
             raise ModelError(f"the server returned {len(ids)} token ids but {len(logprobs)} logprobs")  # pyright: ignore
         chain = self._chain_for(prompt, turn)  # pyright: ignore[reportUnknownArgumentType]
-        finish = "length" if choice.finish_reason == "length" else "stop"
+        finish = "length" if getattr(choice, "finish_reason", None) == "length" else "stop"
         span = chain.append_sampled(TokenOutput(list(ids), logprobs, finish), turn)  # pyright: ignore
         return span.start, span.end
+
+    def dropped(self, response: Any, choice: Any, turn: int, reason: str) -> None:
+        """Count ids that were sampled and are not used: they stand in no chain, but none is lost sight of."""
+        prompt: Any = getattr(response, "prompt_token_ids", None) or getattr(choice, "prompt_token_ids", None)
+        ids: Any = getattr(choice, "token_ids", None)
+        if isinstance(prompt, list) and isinstance(ids, list) and ids:
+            chain = self._chain_for(prompt, turn)  # pyright: ignore[reportUnknownArgumentType]
+            record_drop(chain, reason, len(ids))  # pyright: ignore[reportUnknownArgumentType]
 
     def _chain_for(self, prompt: list[int], turn: int) -> RolloutCache:
         if self.caches:
