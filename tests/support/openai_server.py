@@ -67,7 +67,7 @@ async def serving(play: Callable[[dict[str, Any]], Reply], *, delay: float = 0.0
         return web.json_response({"object": "list", "data": [{"id": "m", "object": "model"}]})
 
     app.router.add_get("/v1/models", models)
-    runner = web.AppRunner(app)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
