@@ -1,0 +1,160 @@
+"""Chains to train on, in which every turn is trained exactly once, and the account of the session."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from uni_agent.engine.base import TokenOutput
+from uni_agent.tokens.accounting import account
+from uni_agent.tokens.base import ToolSchema
+from uni_agent.tokens.cache import RolloutCache
+from uni_agent.tokens.graph.nodes import Context, Turn, chain_messages, path_to
+from uni_agent.types import Message, TokenAccount
+
+AbandonedPolicy = Literal["keep", "drop"]
+"""A leaf that a retry replaced: `keep` it as a chain of its own, or `drop` it with the reason `abandoned_retry`."""
+
+ABANDONED = "abandoned_retry"
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """One path from the start of a tree to a leaf.
+
+    `cache` is the record: sampled spans are the turns that this chain trains, turns that an earlier chain trains are
+    context in it (mask 0, logprob 0.0). `cache.routed_experts` is None or a list of (start, rows) for the trained
+    turns, `start` indexing `response_ids`. `turns` are the ids of all turns, `trained` of those trained here.
+    `branched_from` is the last turn shared with an earlier chain, `continues` the id of the chain that a compaction
+    ended. `abandoned`: a retry replaced the leaf. `tags` are those of `turns`.
+    """
+
+    id: str
+    cache: RolloutCache
+    messages: tuple[Message, ...]
+    tools: Sequence[ToolSchema]
+    turns: tuple[int, ...]
+    trained: tuple[int, ...]
+    branched_from: int | None
+    continues: str | None
+    abandoned: bool
+    tags: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GraphAccount:
+    """The account of a session. `tokens` is always balanced.
+
+    `branches` counts chains beyond one per tree, `siblings` turns that were sampled for a request that was known,
+    `abandoned` the leaves that a retry replaced, kept or not. `drift` counts turns by how their history was recognised;
+    `rewrites` those whose history came in another spelling.
+    """
+
+    tokens: TokenAccount
+    turns: int
+    trees: int
+    branches: int
+    siblings: int
+    abandoned: int
+    drift: Mapping[str, int]
+
+    @property
+    def rewrites(self) -> int:
+        """Turns whose history the client had written in another way."""
+        return self.drift.get("realigned", 0)
+
+
+def chains_of(session_id: str, turns: Sequence[Turn], abandoned: AbandonedPolicy) -> list[Chain]:
+    """The chains of the kept leaves; see `SessionGraph.trajectories`."""
+    if abandoned not in ("keep", "drop"):
+        raise ValueError(f"abandoned: {abandoned!r} is none of keep, drop")
+    owner: dict[int, str] = {}
+    paths: list[tuple[str, list[Turn], frozenset[int]]] = []
+    for leaf in turns:
+        if leaf.contexts or (abandoned == "drop" and is_abandoned(leaf)):
+            continue
+        name = f"{session_id}/{leaf.id}"
+        path = path_to(leaf)
+        trained = frozenset(turn.id for turn in path if owner.setdefault(turn.id, name) == name)
+        paths.append((name, path, trained))
+    return [_chain(name, path, trained, owner) for name, path, trained in paths]
+
+
+def account_of(
+    turns: Sequence[Turn], chains: Sequence[Chain], dropped: Mapping[str, int], policy: AbandonedPolicy
+) -> GraphAccount:
+    """The account of `chains`, of the turns in none of them, and of `dropped` tokens that never became a turn."""
+    tokens = account((chain.cache for chain in chains), masked=False)
+    left = [turn for turn in turns if is_abandoned(turn)]
+    for reason, count in dropped.items():
+        tokens.dropped[reason] = tokens.dropped.get(reason, 0) + count
+    if policy == "drop" and (count := sum(len(turn.ids) for turn in left)):
+        tokens.dropped[ABANDONED] = tokens.dropped.get(ABANDONED, 0) + count
+    tokens.sampled = sum(len(turn.ids) for turn in turns) + sum(dropped.values())
+    trees = {id(turn.context) for turn in turns if turn.context.parent is None}
+    drift: dict[str, int] = {}
+    for turn in turns:
+        drift[turn.drift] = drift.get(turn.drift, 0) + 1
+    leaves = sum(not turn.contexts for turn in turns)
+    siblings = sum(turn.context.turns[0] is not turn for turn in turns)
+    return GraphAccount(tokens, len(turns), len(trees), leaves - len(trees), siblings, len(left), drift)
+
+
+def is_abandoned(turn: Turn) -> bool:
+    """Whether a retry replaced `turn`: nobody went on from it, and the same request came again since.
+
+    A repeat counts as a retry when its client marked it, or when it is unmarked and `turn` had been committed before.
+    """
+    if turn.contexts:
+        return False
+    return any(
+        (other.intent == "retry" and other.prepared_at > turn.prepared_at)
+        or (other.intent == "auto" and other.prepared_at > turn.committed_at)
+        for other in turn.context.turns
+    )
+
+
+def _chain(name: str, path: Sequence[Turn], trained: frozenset[int], owner: Mapping[int, str]) -> Chain:
+    leaf, first = path[-1], path[0]
+    cache = RolloutCache(name, prompt_ids=list(first.context.ids))
+    experts: list[tuple[int, Any]] = []
+    for index, turn in enumerate(path):
+        if index:
+            _add_context(cache, turn.context, index)
+        if turn.id not in trained:
+            cache.append_context(turn.ids, index)
+            continue
+        span = cache.append_sampled(TokenOutput(turn.ids, turn.logprobs, "stop", weight_spans=turn.weight_spans), index)
+        if turn.routed_experts is not None:
+            experts.append((span.start, turn.routed_experts))
+    cache.routed_experts = experts or None
+    shared = [turn.id for turn in path if turn.id not in trained]
+    return Chain(
+        id=name,
+        cache=cache,
+        messages=tuple(chain_messages(leaf)),
+        tools=first.context.scope.tools,
+        turns=tuple(turn.id for turn in path),
+        trained=tuple(turn.id for turn in path if turn.id in trained),
+        branched_from=shared[-1] if shared else None,
+        continues=_owner_of(first.continues, owner),
+        abandoned=is_abandoned(leaf),
+        tags=tuple(turn.tag for turn in path),
+    )
+
+
+def _add_context(cache: RolloutCache, context: Context, index: int) -> None:
+    """Context between turns: what closes a cut turn belongs to that turn, the rest leads to turn `index`."""
+    if context.closing:
+        cache.append_context(context.ids[: context.closing], index - 1, "closing")
+    cache.append_context(context.ids[context.closing :], index - 1)
+
+
+def _owner_of(turn: Turn | None, owner: Mapping[int, str]) -> str | None:
+    """The chain that trains `turn`, or the nearest turn before it that is trained."""
+    while turn is not None:
+        if turn.id in owner:
+            return owner[turn.id]
+        turn = turn.context.parent
+    return None

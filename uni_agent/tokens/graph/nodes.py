@@ -1,0 +1,113 @@
+"""The nodes of the forest: contexts, which were rendered, and turns, which were sampled, in alternation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from uni_agent.engine.base import WeightSpan
+from uni_agent.tokens.base import Renderer, ToolSchema
+from uni_agent.tokens.graph.reading import Reading
+from uni_agent.types import Message
+
+Drift = Literal["new", "clean", "realigned", "forked"]
+"""How a request's history relates to the graph.
+
+`new`: a conversation of its own · `clean`: means and reads what is stored · `realigned`: means it, written in another
+way; the stored tokens stay · `forked`: leaves a stored chain.
+"""
+
+Intent = Literal["auto", "retry", "resample"]
+"""Why a request that was seen before comes again; see `SessionGraph.prepare`."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Scope:
+    """What all turns of one tree share: the tools as rendered and the renderer. `key` is the same for equal scopes."""
+
+    key: str
+    tools: Sequence[ToolSchema]
+    renderer: Renderer
+
+
+@dataclass(slots=True, eq=False)
+class Context:
+    """Rendered tokens: all that stands between the turn `parent` (None: the start) and the turns sampled behind it.
+
+    `ids` [C] are its own tokens only, the generation prompt included; the first `closing` of them end a parent that was
+    cut by length. `readings` may be empty: a turn right behind a turn.
+    """
+
+    parent: Turn | None
+    scope: Scope
+    readings: tuple[Reading, ...]
+    ids: list[int]
+    closing: int = 0
+    turns: list[Turn] = field(default_factory=list["Turn"])
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """One generation: `ids` [T] with `logprobs` [T] or None, `weight_spans` over them, and the `message` it says.
+
+    `id` counts the turns of a session from 0 in the order of their commits. `cut`: it ends without an end token.
+    `routed_experts` are rows for these tokens alone ([T, layers, top_k], or one row fewer where the engine has none for
+    the last token). `prepared_at` and `committed_at` are ticks of the session's own count of events. `continues` is the
+    turn that a compacted conversation goes on from, or None.
+    """
+
+    id: int
+    context: Context
+    reading: Reading
+    ids: list[int]
+    logprobs: list[float] | None
+    weight_spans: tuple[WeightSpan, ...]
+    routed_experts: Any
+    finish_reason: str
+    cut: bool
+    drift: Drift
+    intent: Intent
+    tag: str
+    prepared_at: int
+    committed_at: int
+    continues: Turn | None = None
+    contexts: list[Context] = field(default_factory=list["Context"])
+
+    @property
+    def message(self) -> Message:
+        """What the turn says."""
+        return self.reading.message
+
+    @property
+    def parent(self) -> Turn | None:
+        """The turn before; None at the start of a tree."""
+        return self.context.parent
+
+
+def path_to(turn: Turn | None) -> list[Turn]:
+    """The turns from the start of the tree to `turn`; empty for None."""
+    out: list[Turn] = []
+    while turn is not None:
+        out.append(turn)
+        turn = turn.context.parent
+    out.reverse()
+    return out
+
+
+def chain_ids(turn: Turn | None) -> list[int]:
+    """The tokens of the chain up to and with `turn`, in a new list. The cost in Python is one step per turn."""
+    out: list[int] = []
+    for node in path_to(turn):
+        out += node.context.ids
+        out += node.ids
+    return out
+
+
+def chain_messages(turn: Turn | None) -> list[Message]:
+    """The messages of the chain up to and with `turn`, as they are stored."""
+    out: list[Message] = []
+    for node in path_to(turn):
+        out.extend(reading.message for reading in node.context.readings)
+        out.append(node.message)
+    return out

@@ -1,0 +1,46 @@
+"""A request that is ready to be sampled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from uni_agent.tokens.base import ToolSchema
+from uni_agent.tokens.graph.nodes import Context, Drift, Intent, Turn, chain_messages
+from uni_agent.types import Message
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Prepared:
+    """What the backend is to continue, and where in the graph the turn will stand. Leaves no trace until committed.
+
+    `prompt_ids` [P] is the exact prompt, a list of its own; `reused` of them are stored tokens, the rest was rendered
+    for this request. `drift` says how the history was recognised, `matched` how many of its messages. `rerendered` is
+    "" or why the template could not continue the chain that was found. `at` is the tick of the preparation.
+    """
+
+    prompt_ids: list[int]
+    reused: int
+    context: Context
+    drift: Drift
+    matched: int
+    intent: Intent
+    tag: str
+    at: int
+    rerendered: str = ""
+    continues: Turn | None = None
+
+    @property
+    def parent(self) -> Turn | None:
+        """The turn that is continued; None for a new tree."""
+        return self.context.parent
+
+    @property
+    def tools(self) -> Sequence[ToolSchema]:
+        """The tools as they stand in the prompt: what the output is to be parsed with."""
+        return self.context.scope.tools
+
+    @property
+    def messages(self) -> list[Message]:
+        """The conversation that the prompt shows, in the stored spelling."""
+        return [*chain_messages(self.parent), *(reading.message for reading in self.context.readings)]

@@ -1,0 +1,144 @@
+"""What a message means, as short digests: each message of a request is read once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from uni_agent.tokens.messages import arguments_of, in_call_order, thinking_apart
+from uni_agent.types import Message, ToolCall
+
+Clean = Callable[[str], str]
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One message and its digests.
+
+    `key` is its meaning without thinking, `thought` its thinking (b"" when it has none). `spellings` are the ways to
+    write it that count as written the same: as it stands, then as the wire format writes it. `answers` is the index of
+    the call that a tool result answers, -1 where there is none.
+    """
+
+    message: Message
+    key: bytes
+    thought: bytes
+    spellings: tuple[bytes, ...]
+    answers: int = -1
+
+    def reads_like(self, returned: Reading) -> bool:
+        """Whether `returned` is written as this message is, call ids aside."""
+        return returned.spellings[0] in self.spellings
+
+
+def read_all(messages: Sequence[Message], clean: Clean) -> list[Reading]:
+    """Readings of `messages`, with each run of tool results in the order of the calls that it answers.
+
+    Call ids only say which result answers which call; results with ids that no call has take the calls left over.
+    `clean` leaves out of a text what is no part of its meaning.
+    """
+    out: list[Reading] = []
+    calls: tuple[ToolCall, ...] = ()
+    run: list[Message] = []
+
+    def flush() -> None:
+        numbers = _numbers(run, calls)
+        order = sorted(range(len(run)), key=lambda i: numbers[i] if numbers[i] >= 0 else len(calls))
+        out.extend(read(run[i], clean, numbers[i]) for i in order)
+        run.clear()
+
+    for message in in_call_order(messages):
+        if message.role == "tool":
+            run.append(message)
+            continue
+        flush()
+        if message.role == "assistant":
+            calls = message.tool_calls
+        out.append(read(message, clean))
+    flush()
+    return out
+
+
+def read(message: Message, clean: Clean, answers: int = -1) -> Reading:
+    """The reading of one message."""
+    thought, text = message_parts(message)
+    name = message.name if message.role in ("user", "system") else ""
+    calls = [part for call in message.tool_calls for part in (call.name, call_meaning(call))]
+    key = _digest(message.role, name, str(answers), clean(text).strip(), *calls)
+    as_given = _spelling(message, [call.raw_arguments or _dumps(call) for call in message.tool_calls])
+    spellings = (as_given,)
+    if message.tool_calls:
+        spellings = (as_given, _spelling(message, [_dumps(call) for call in message.tool_calls]))
+    return Reading(message, key, _digest(thought) if thought else b"", spellings, answers)
+
+
+def message_parts(message: Message) -> tuple[str, str]:
+    """Thinking and text, both without whitespace at their ends, wherever the client put the thinking."""
+    reasoning, content = message.reasoning, message.content
+    if message.role == "assistant" and not reasoning.strip():
+        reasoning, content = thinking_apart(content)
+    return reasoning.strip(), content.strip()
+
+
+def call_meaning(call: ToolCall) -> str:
+    """Arguments as JSON that is the same for equal values; what is no JSON object stands for itself."""
+    arguments = arguments_of(call)
+    if not arguments and call.error and call.raw_arguments.strip().replace(" ", "") not in ("", "{}", "null"):
+        return f"raw {call.raw_arguments.strip()}"
+    return json_meaning(arguments) or f"raw {call.raw_arguments.strip()}"
+
+
+def json_meaning(value: Any) -> str:
+    """JSON text that is the same for equal values: keys sorted, 1.0 as 1. "" for a value too deep to be walked."""
+    try:
+        return json.dumps(_plain(value), sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=repr)
+    except RecursionError:
+        return ""
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return int(value) if value.is_integer() else value
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in cast(dict[Any, Any], value).items()}
+    if isinstance(value, list):
+        return [_plain(item) for item in cast(list[Any], value)]
+    return value
+
+
+def _numbers(run: Sequence[Message], calls: Sequence[ToolCall]) -> list[int]:
+    """For each result of `run` the index of the call it answers; -1 for those beyond the calls."""
+    by_id: dict[str, deque[int]] = {}
+    for i, call in enumerate(calls):
+        by_id.setdefault(call.id, deque()).append(i)
+    numbers = [by_id[m.tool_call_id].popleft() if by_id.get(m.tool_call_id) else -1 for m in run]
+    taken = set(numbers)
+    left = iter([i for i in range(len(calls)) if i not in taken])
+    return [number if number >= 0 else next(left, -1) for number in numbers]
+
+
+def _dumps(call: ToolCall) -> str:
+    if call.error:
+        return call.raw_arguments
+    try:
+        return json.dumps(call.arguments, ensure_ascii=False, default=repr)
+    except RecursionError:
+        return call.raw_arguments
+
+
+def _spelling(message: Message, arguments: Sequence[str]) -> bytes:
+    calls = [part for call, text in zip(message.tool_calls, arguments, strict=True) for part in (call.name, text)]
+    return _digest(message.role, message.content, message.reasoning, *calls)
+
+
+def _digest(*parts: str) -> bytes:
+    out = hashlib.blake2b(digest_size=16)
+    for part in parts:
+        data = part.encode("utf-8", "surrogatepass")
+        out.update(b"%d:" % len(data))
+        out.update(data)
+    return out.digest()

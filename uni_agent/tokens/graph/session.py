@@ -1,0 +1,245 @@
+"""The graph of one session."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any, Literal
+
+from uni_agent.engine.base import TokenOutput
+from uni_agent.errors import ModelError
+from uni_agent.tokens.base import ParsedOutput, Renderer, ToolSchema
+from uni_agent.tokens.graph.export import AbandonedPolicy, Chain, GraphAccount, account_of, chains_of
+from uni_agent.tokens.graph.lineage import relation
+from uni_agent.tokens.graph.matcher import Matcher, StrictMatcher
+from uni_agent.tokens.graph.nodes import Context, Drift, Intent, Scope, Turn, chain_ids, chain_messages
+from uni_agent.tokens.graph.output import checked_output, message_of
+from uni_agent.tokens.graph.prepared import Prepared
+from uni_agent.tokens.graph.reading import Reading, json_meaning
+from uni_agent.tokens.graph.search import Found, deepest
+from uni_agent.tokens.renderer import TemplateDriftError
+from uni_agent.tokens.template import TemplateError
+from uni_agent.types import Message
+
+RendererFor = Callable[[Mapping[str, Any]], Renderer]
+"""The renderer for a request's own template variables."""
+
+
+class GraphClosedError(ModelError):
+    """The session has ended; nothing can be prepared or committed any more."""
+
+
+class SessionGraph:
+    """A forest of turns: every generation of a session once, with the context it was sampled in.
+
+    Synchronous and pure. It is not locked: `prepare`, `commit` and the exports of one graph run one at a time, while
+    any number of generations may be under way between them. `thinking` is what happens to the thinking of earlier
+    turns: with `keep`, sampled ids stay in every later prompt as they are.
+    """
+
+    def __init__(
+        self,
+        session_id: str,
+        renderer: Renderer,
+        *,
+        matcher: Matcher | None = None,
+        renderer_for: RendererFor | None = None,
+        thinking: Literal["keep"] = "keep",
+    ) -> None:
+        if thinking != "keep":
+            raise ValueError(f"thinking: {thinking!r} is not known; `keep` is the one policy there is")
+        self.session_id = session_id
+        self.thinking = thinking
+        self.matcher: Matcher = matcher or StrictMatcher()
+        self.turns: list[Turn] = []
+        self.closed = False
+        self._renderer = renderer
+        self._renderer_for = renderer_for
+        self._roots: dict[str, list[Context]] = {}
+        self._by_key: dict[bytes, Turn] = {}
+        self._dropped: dict[str, int] = {}
+        self._used: set[int] = set()
+        self._clock = 0
+
+    def prepare(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[ToolSchema],
+        *,
+        template_kwargs: Mapping[str, Any] | None = None,
+        intent: Intent = "auto",
+        continues: Turn | Literal["auto"] | None = "auto",
+        tag: str = "",
+    ) -> Prepared:
+        """The exact prompt for a request, on the deepest chain whose history means the same.
+
+        `intent` says why a known request comes again: `retry` (the client marked it) and `resample` (another sample is
+        wanted) are taken at their word; `auto` is a retry when the earlier reply was committed before, a resample when
+        both are under way at once. `continues` is the turn that a compacted conversation goes on from, found by `auto`.
+        `tag` stays on the turn. Raises ValueError without messages, or for `template_kwargs` when the graph has no
+        `renderer_for`; ConfigError when the template refuses the messages; GraphClosedError.
+        """
+        self._check_open()
+        if not messages:
+            raise ValueError("a request needs at least one message")
+        readings = self.matcher.read(messages)
+        scope = self._scope(tools, template_kwargs or {})
+        found = deepest(self._roots.get(scope.key, ()), readings, self.matcher)
+        self._clock += 1
+        reason = ""
+        if found is not None:
+            try:
+                return self._continued(found, readings, intent, tag)
+            except (TemplateDriftError, TemplateError) as error:
+                reason = str(error)
+        return self._started(scope, readings, intent, tag, continues, reason)
+
+    def commit(self, prepared: Prepared, output: TokenOutput, message: Message | ParsedOutput) -> Turn:
+        """Add the generation that `prepared` led to, and what it says. All or nothing.
+
+        Raises ValueError for an output that is no turn (aborted, or arrays that do not fit its ids) and for a Prepared
+        that was committed before; GraphClosedError after `close`.
+        """
+        self._check_open()
+        if prepared.at in self._used:
+            raise ValueError("this request was committed already; another sample needs another prepare")
+        rows = checked_output(output, len(prepared.prompt_ids))
+        reading = self.matcher.read([message_of(message)])[0]
+        scope = prepared.context.scope
+        ids = list(output.token_ids)
+        turn = Turn(
+            id=len(self.turns),
+            context=self._settled(prepared.context),
+            reading=reading,
+            ids=ids,
+            logprobs=None if output.logprobs is None else list(output.logprobs),
+            weight_spans=tuple(output.weight_spans),
+            routed_experts=rows,
+            finish_reason=output.finish_reason,
+            cut=not ids or ids[-1] not in scope.renderer.stop_token_ids,
+            drift=prepared.drift,
+            intent=prepared.intent,
+            tag=prepared.tag,
+            prepared_at=prepared.at,
+            committed_at=self._clock + 1,
+            continues=prepared.continues,
+        )
+        self._clock += 1
+        self._used.add(prepared.at)
+        self._attach(turn.context)
+        turn.context.turns.append(turn)
+        self.turns.append(turn)
+        self._by_key[reading.key] = turn
+        return turn
+
+    def record_drop(self, reason: str, count: int) -> None:
+        """Note `count` sampled tokens that never became a turn (`aborted`, `disconnected`, …)."""
+        if count < 0:
+            raise ValueError(f"cannot drop {count} tokens")
+        if count:
+            self._dropped[reason] = self._dropped.get(reason, 0) + count
+
+    def close(self) -> None:
+        """End the session: what is under way cannot be committed any more. Exports go on working. Idempotent."""
+        self.closed = True
+
+    def trajectories(self, *, abandoned: AbandonedPolicy = "keep") -> list[Chain]:
+        """One chain per kept leaf, in the order of the leaves' commits; each turn is trained in the first that has it.
+
+        `abandoned`: whether the leaves that a retry replaced become chains of their own or are dropped.
+        """
+        return chains_of(self.session_id, self.turns, abandoned)
+
+    def account(self, *, abandoned: AbandonedPolicy = "keep") -> GraphAccount:
+        """Where every sampled token of the session goes with `trajectories(abandoned=abandoned)`."""
+        return account_of(self.turns, self.trajectories(abandoned=abandoned), self._dropped, abandoned)
+
+    def _continued(self, found: Found, readings: Sequence[Reading], intent: Intent, tag: str) -> Prepared:
+        drift: Drift = "clean" if found.clean else "realigned"
+        if found.context is not None:
+            prompt = chain_ids(found.context.parent) + found.context.ids
+            return Prepared(prompt, len(prompt), found.context, drift, found.matched, intent, tag, self._clock)
+        turn = found.turn
+        if turn is None:  # a match without a context always ends with a turn
+            raise AssertionError("a match names neither a turn nor a context")
+        context, prompt = self._extended(turn, readings[found.matched :])
+        if turn.contexts:
+            drift = "forked"
+        return Prepared(prompt, len(prompt) - len(context.ids), context, drift, found.matched, intent, tag, self._clock)
+
+    def _extended(self, turn: Turn, new: Sequence[Reading]) -> tuple[Context, list[int]]:
+        """A new context behind `turn` for `new`, and the prompt that ends with it."""
+        scope = turn.context.scope
+        prompt = chain_ids(turn)
+        ids = scope.renderer.extension(
+            chain_messages(turn), _answering(turn, new), scope.tools, cut=turn.cut, chain=prompt
+        )
+        closing = len(scope.renderer.closing_ids()) if turn.cut else 0
+        prompt += ids
+        return Context(turn, scope, tuple(new), ids, closing), prompt
+
+    def _started(
+        self,
+        scope: Scope,
+        readings: Sequence[Reading],
+        intent: Intent,
+        tag: str,
+        continues: Turn | Literal["auto"] | None,
+        reason: str,
+    ) -> Prepared:
+        ids = list(scope.renderer.initial([reading.message for reading in readings], scope.tools))
+        roots = chain.from_iterable(self._roots.values())
+        drift, source = relation(roots, self.turns, self._by_key, readings, self.matcher)
+        if reason:
+            drift, source = "forked", None
+        if continues != "auto":
+            source = continues
+        context = Context(None, scope, tuple(readings), ids)
+        return Prepared(list(ids), 0, context, drift, 0, intent, tag, self._clock, reason, source)
+
+    def _settled(self, context: Context) -> Context:
+        """`context`, or the stored one that is the same: same place, same tokens, same messages."""
+        siblings = self._roots.get(context.scope.key, ()) if context.parent is None else context.parent.contexts
+        for other in siblings:
+            if other is context or (other.ids == context.ids and _same_run(other.readings, context.readings)):
+                return other
+        return context
+
+    def _attach(self, context: Context) -> None:
+        if context.turns:
+            return
+        if context.parent is None:
+            self._roots.setdefault(context.scope.key, []).append(context)
+        else:
+            context.parent.contexts.append(context)
+
+    def _scope(self, tools: Sequence[ToolSchema], kwargs: Mapping[str, Any]) -> Scope:
+        key = json_meaning([dict(kwargs), sorted(json_meaning(tool) for tool in tools)])
+        if known := self._roots.get(key):
+            return known[0].scope
+        if not kwargs:
+            return Scope(key, list(tools), self._renderer)
+        if self._renderer_for is None:
+            raise ValueError("template_kwargs: this session renders with fixed template variables")
+        return Scope(key, list(tools), self._renderer_for(kwargs))
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise GraphClosedError(f"session {self.session_id} is closed")
+
+
+def _answering(turn: Turn, new: Sequence[Reading]) -> list[Message]:
+    """The messages of `new`, with the results of `turn`'s calls under the call ids that are stored."""
+    out: list[Message] = []
+    calls = turn.message.tool_calls
+    for i, reading in enumerate(new):
+        if reading.message.role != "tool":
+            return [*out, *(rest.message for rest in new[i:])]
+        known = 0 <= reading.answers < len(calls)
+        out.append(replace(reading.message, tool_call_id=calls[reading.answers].id) if known else reading.message)
+    return out
+
+
+def _same_run(a: Sequence[Reading], b: Sequence[Reading]) -> bool:
+    return [(r.key, r.thought) for r in a] == [(r.key, r.thought) for r in b]
