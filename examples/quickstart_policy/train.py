@@ -1,4 +1,4 @@
-"""Train the quickstart policy from nothing: first to copy, then on demonstrations. About six minutes on one CPU core.
+"""Train the quickstart policy from nothing: first to copy, then on demonstrations. About seven minutes on one CPU core.
 
 python examples/quickstart_policy/train.py --out /tmp/policy
 """
