@@ -232,3 +232,15 @@ def test_an_export_that_fails_leaves_no_file(run_dir: Path, tmp_path: Path, caps
         raise KeyboardInterrupt
     assert target.read_text() == "before"
     assert list(tmp_path.glob(".kept*")) == []
+
+
+@pytest.mark.parametrize("command", [show, export], ids=["show", "export"])
+def test_runs_are_looked_for_where_the_environment_says(
+    run_dir: Path, command: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UNI_AGENT_RUNS_DIR", str(run_dir.parent))
+    output = ["--output", str(run_dir.parent / "out.jsonl")] if command is export else []
+    assert call(command, "latest", *output) == 0
+    monkeypatch.setenv("UNI_AGENT_RUNS_DIR", str(run_dir / "nothing"))
+    assert call(command, "latest", *output) == 2
+    assert "nothing" in capsys.readouterr().err

@@ -56,7 +56,6 @@ def examine() -> list[Line]:
         _bubblewrap(),
         _program("bash", ["bash", "--version"], "missing", "install bash: every sandbox on this host runs it"),
         _program("git", ["git", "--version"], "warn", "install git: tasks with a repository need it"),
-        *_container_engines(),
         _package("torch", "embedded", "the embedded engine"),
         _package("transformers", "embedded", "the embedded engine"),
         _package("datasets", "datasets", "parquet files and Hugging Face datasets"),
@@ -79,25 +78,6 @@ def _bubblewrap() -> Line:
         return Line("bubblewrap", "ok", f"isolates sandboxes on this host ({find_bwrap()})")
     cure = "allow unprivileged user namespaces, or use another deployment than `host`"
     return Line("bubblewrap", "warn", problem.strip().splitlines()[0], cure)
-
-
-def _container_engines() -> list[Line]:
-    """One line for each engine that is there; one for all of them when none is."""
-    found = [name for name in ("podman", "docker", "apptainer") if shutil.which(name)]
-    if not found:
-        cure = "only for `deployment.type: local`: install podman, docker or apptainer"
-        return [Line("containers", "warn", "neither podman, docker nor apptainer", cure)]
-    probes = {"podman": ["podman", "info"], "docker": ["docker", "info"], "apptainer": ["apptainer", "--version"]}
-    return [_engine(name, probes[name]) for name in found]
-
-
-def _engine(name: str, probe: list[str]) -> Line:
-    version = _output([name, "--version"])
-    answer = _output(probe)
-    if answer.code == 0:
-        return Line(name, "ok", version.first)
-    cure = f"`{' '.join(probe)}` must work for this user before `deployment.type: local` does"
-    return Line(name, "warn", answer.first or f"`{' '.join(probe)}` failed", cure)
 
 
 def _program(name: str, argv: list[str], otherwise: Literal["warn", "missing"], cure: str) -> Line:

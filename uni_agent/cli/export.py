@@ -40,12 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> int:
     """Export; 0 done, 2 when there is nothing to read or nowhere to write."""
     from uni_agent.cli.show import reading_out
+    from uni_agent.config.settings import load_settings
     from uni_agent.store import RunReader, find_run
 
     try:
         if args.format == "parquet" and args.output is None and sys.stdout.isatty():
             raise ConfigError("parquet is no text for a terminal: name a file with --output")
-        with RunReader(find_run(args.run)) as reader:
+        with RunReader(find_run(args.run, load_settings().runs_dir)) as reader:
             if args.output is None:
                 with reading_out():
                     count = _export(reader, args, sys.stdout.buffer)

@@ -18,12 +18,12 @@ from typing import cast
 from uni_agent.errors import ConfigError, UniAgentError
 
 COMMANDS = {
-    "run": "carry out a pipeline: inference or training, as the YAML says",
+    "run": "carry out a pipeline, as the YAML says",
     "check": "resolve and validate a YAML, print it, and say what it needs",
     "view": "open the dashboard",
     "show": "a run's numbers and trajectories, for people and scripts",
     "grade": "grade saved trajectories again, or a dataset by its reference patches",
-    "export": "a run as parquet, JSON lines, SFT messages, or HTML",
+    "export": "a run as parquet, JSON lines, or SFT messages",
     "gateway": "a stand-alone gateway in front of an engine",
     "data": "convert datasets",
     "schema": "the JSON schema of the YAML, for editors",
@@ -60,7 +60,9 @@ def _dispatch(words: list[str]) -> int:
     offered = {name: text for name, text in COMMANDS.items() if importlib.util.find_spec(f"uni_agent.cli.{name}")}
     name = next((word for word in words if not word.startswith("-")), None)
     parser = argparse.ArgumentParser(
-        prog="uni-agent", description="Run language-model agents in sandboxes, and train them.", allow_abbrev=False
+        prog="uni-agent",
+        description="Run language-model agents in sandboxes, and keep what they do as training data.",
+        allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"uni-agent {_version()}")
     parser.add_argument("--debug", action="store_true", help="show tracebacks of errors")

@@ -116,9 +116,11 @@ def _dry_run(loaded: Loaded[PipelineConfig], run_dir: Path) -> int:
 
 
 async def _run(args: argparse.Namespace, loaded: Loaded[PipelineConfig], tasks: list[Task], model: ChatModel) -> int:
+    from uni_agent.config.settings import load_settings
     from uni_agent.runtime.preflight import probe_model
 
     config = loaded.config
+    level = load_settings().log_level
     if not args.json:
         print(f"{config.name}: {len(tasks)} tasks; starting the model …", file=sys.stderr, flush=True)
     try:
@@ -130,7 +132,7 @@ async def _run(args: argparse.Namespace, loaded: Loaded[PipelineConfig], tasks: 
             raise ConfigError(f"model: {type(error).__name__}: {error}") from error
         run_dir = _claim_run_dir(args, config)
         store = _open_store(args, loaded, run_dir)
-        with _log_file(run_dir):
+        with _log_file(run_dir, level):
             return await _with_store(args, config, tasks, run_dir, store, model)
     finally:
         await model.close()
@@ -196,13 +198,13 @@ def _open_store(args: argparse.Namespace, loaded: Loaded[PipelineConfig], run_di
 
 
 @contextlib.contextmanager
-def _log_file(run_dir: Path) -> Any:
+def _log_file(run_dir: Path, level: str) -> Any:
     """Send all logging to the run's file: a board on the terminal must stay readable."""
     handler = logging.FileHandler(run_dir / "run.log", encoding="utf-8", errors="backslashreplace")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     root = logging.getLogger()
     root.addHandler(handler)
-    root.setLevel(logging.INFO)
+    root.setLevel(level)
     try:
         yield
     finally:

@@ -21,9 +21,7 @@ if TYPE_CHECKING:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
-    parser.add_argument(
-        "run", nargs="?", metavar="RUN", help="a run's folder, its run.db, or `latest` (the default) in ./runs"
-    )
+    parser.add_argument("run", nargs="?", metavar="RUN", help="a run's folder, its run.db, or `latest` (the default)")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout, nothing else")
     parser.add_argument("--rollout", metavar="TASK#SAMPLE", help="one rollout: how it ended, and why")
     parser.add_argument("--failed", action="store_true", help="list the rollouts that did not succeed")
@@ -34,10 +32,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Print; 0 done, 2 when there is no such run or rollout."""
+    from uni_agent.config.settings import load_settings
     from uni_agent.store import RunReader, find_run
 
     try:
-        with RunReader(find_run(args.run)) as reader, reading_out():
+        with RunReader(find_run(args.run, load_settings().runs_dir)) as reader, reading_out():
             if args.rollout is not None:
                 _show_rollout(reader, args)
             else:

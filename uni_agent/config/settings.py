@@ -1,18 +1,15 @@
-"""Secrets and paths of this machine, from `UNI_AGENT_…` variables. What a run does is never set here."""
+"""What belongs to this machine, from `UNI_AGENT_…` variables. What a run does is never set here."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Literal
 
-from pydantic import SecretStr, ValidationError
+from pydantic import ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from uni_agent.config.problems import ConfigReport, Problem
 from uni_agent.config.report import problems
-from uni_agent.config.secrets import secret
-
-__all__ = ["Settings", "load_settings", "secret"]
 
 PREFIX = "UNI_AGENT_"
 
@@ -25,13 +22,9 @@ class Settings(BaseSettings):
     )
 
     runs_dir: Path = Path("runs")
-    """Folder where viewers look for runs."""
-    cache_dir: Path = Path("~/.cache/uni-agent")
-    """Folder for what can be fetched or built again."""
+    """Folder where `show` and `export` look for runs."""
     log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
-    """How much is logged."""
-    admin_token: SecretStr | None = None
-    """Password of the dashboard's and the gateway's control endpoints; without it they are off."""
+    """How much a run writes to its `run.log`."""
 
 
 def load_settings() -> Settings:
@@ -43,6 +36,4 @@ def load_settings() -> Settings:
             Problem("environment", PREFIX + text.partition(":")[0].upper(), text.partition(": ")[2])
             for text in problems(error, Settings)
         ) from error
-    return settings.model_copy(
-        update={"runs_dir": settings.runs_dir.expanduser(), "cache_dir": settings.cache_dir.expanduser()}
-    )
+    return settings.model_copy(update={"runs_dir": settings.runs_dir.expanduser()})
