@@ -420,10 +420,10 @@ def parse_messages(prompt: str | list[dict[str, Any]]) -> list[Message]:
             Message(
                 role=role,
                 content=_text_of(raw.get("content"), i),
-                reasoning=raw.get("reasoning_content") or raw.get("reasoning") or "",
-                tool_calls=tuple(_call_of(call, i) for call in raw.get("tool_calls") or ()),
-                tool_call_id=raw.get("tool_call_id") or "",
-                name=raw.get("name") or "",
+                reasoning=_word_of(raw, "reasoning_content", i) or _word_of(raw, "reasoning", i),
+                tool_calls=_calls_of(raw.get("tool_calls"), i),
+                tool_call_id=_word_of(raw, "tool_call_id", i),
+                name=_word_of(raw, "name", i),
             )
         )
     return messages
@@ -445,8 +445,22 @@ def _text_of(content: Any, index: int) -> str:
     raise ValueError(f"prompt[{index}].content: expected text, got {type(content).__name__}")
 
 
-def _call_of(raw: dict[str, Any], index: int) -> ToolCall:
-    function: Any = raw.get("function")
+def _word_of(raw: dict[str, Any], key: str, index: int) -> str:
+    value = raw.get(key)
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"prompt[{index}].{key}: expected text, got {type(value).__name__}")
+    return value or ""
+
+
+def _calls_of(raw: Any, index: int) -> tuple[ToolCall, ...]:
+    if raw is not None and not isinstance(raw, list):
+        raise ValueError(f"prompt[{index}].tool_calls: expected a list, got {type(raw).__name__}")
+    return tuple(_call_of(call, index) for call in raw or ())  # pyright: ignore[reportUnknownVariableType] - as below
+
+
+def _call_of(raw: Any, index: int) -> ToolCall:
+    call: dict[str, Any] = dict(raw) if isinstance(raw, dict) else {}  # pyright: ignore[reportUnknownArgumentType] - as below
+    function: Any = call.get("function")
     if not isinstance(function, dict):
         raise ValueError(f"prompt[{index}].tool_calls: a call needs `function: {{name, arguments}}`")
     fields: dict[str, Any] = dict(function)  # pyright: ignore[reportUnknownArgumentType] - JSON of the user's making
@@ -455,9 +469,9 @@ def _call_of(raw: dict[str, Any], index: int) -> ToolCall:
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
     try:
         decoded: Any = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"prompt[{index}].tool_calls: arguments are not JSON: {error}") from error
     if not isinstance(name, str) or not isinstance(decoded, dict):
         raise ValueError(f"prompt[{index}].tool_calls: a call needs a name and an object of arguments")
     values: dict[str, Any] = dict(decoded)  # pyright: ignore[reportUnknownArgumentType] - as above
-    return ToolCall(id=str(raw.get("id") or ""), name=name, arguments=values, raw_arguments=text)
+    return ToolCall(id=str(call.get("id") or ""), name=name, arguments=values, raw_arguments=text)

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -122,3 +123,24 @@ def test_starting_imports_nothing_heavy() -> None:
 
 def test_main_is_the_entry_point() -> None:
     assert module_of_main is main
+
+
+async def test_what_the_machine_refuses_is_one_line_without_a_traceback() -> None:
+    done = await uni_agent("show", "x" * 5000)
+    assert (done.code, "Traceback" in done.err) == (1, False)
+
+
+def test_a_closed_stdout_is_no_error() -> None:
+    script = "import os, subprocess, sys; os.close(1); raise SystemExit(subprocess.run(sys.argv[1:]).returncode)"
+    closed = subprocess.run(
+        [sys.executable, "-c", script, *ARGV, "list"], check=False, stderr=subprocess.PIPE, text=True
+    )
+    assert (closed.returncode, closed.stderr) == (0, "")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_a_full_disk_behind_stdout_is_one_line() -> None:
+    with Path("/dev/full").open("w", encoding="utf-8") as full:
+        done = subprocess.run([*ARGV, "list"], check=False, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert done.stderr.splitlines() == ["[Errno 28] No space left on device"]

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import importlib.util
 import io
@@ -13,6 +14,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 from typing import cast
 
 from uni_agent.errors import ConfigError, UniAgentError
@@ -31,6 +33,9 @@ COMMANDS = {
     "doctor": "what this machine offers",
 }
 """Command → its help line. `uni_agent.cli.COMMAND` has `add_arguments(parser)` and `execute(args) -> exit code`."""
+
+_LONGEST = 8000
+"""Characters of a message; longer ones hold an argument that was pasted by mistake."""
 
 FAILED, USAGE, INTERRUPTED = 1, 2, 130
 
@@ -51,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         _drop_stdout()
         return FAILED
-    except (KeyboardInterrupt, UniAgentError, BaseExceptionGroup) as error:
+    except (KeyboardInterrupt, UniAgentError, OSError, BaseExceptionGroup) as error:
         return _ended(error, debug="--debug" in words)
     return code
 
@@ -85,17 +90,22 @@ def _dispatch(words: list[str]) -> int:
 
 
 def _ended(error: BaseException, *, debug: bool) -> int:
-    """The exit code of an error that a command let out, told on stderr. Errors that are not ours are raised again."""
+    """The exit code of an error that a command let out, told on stderr. Faults of the program are raised again.
+
+    A folder that is gone, a full disk or a name that is too long are the machine's, not the program's: one line each.
+    """
     if debug:
         traceback.print_exception(error)
     leaves = list(dict.fromkeys(_leaves(error)))
     if any(isinstance(leaf, KeyboardInterrupt) for leaf in leaves):
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
-    if not all(isinstance(leaf, UniAgentError) for leaf in leaves):
+    if not all(isinstance(leaf, (UniAgentError, OSError)) for leaf in leaves):
         raise error
+    if any(isinstance(leaf, OSError) and leaf.errno == errno.ENOSPC for leaf in leaves):
+        _drop_stdout()  # it may hold what could not be written
     for text in dict.fromkeys(str(leaf) for leaf in leaves):
-        print(text, file=sys.stderr)
+        print(text if len(text) <= _LONGEST else text[:_LONGEST] + " …", file=sys.stderr)
     return USAGE if any(isinstance(leaf, ConfigError) for leaf in leaves) else FAILED
 
 
@@ -125,7 +135,12 @@ def _sentence(text: str) -> str:
 
 
 def _never_fail_to_print() -> None:
-    """A terminal that cannot show a character gets its escape: a message must not end in an encoding error."""
+    """A terminal that cannot show a character gets its escape: a message must not end in an encoding error.
+
+    A stream that was closed before the start is None; what is written to it goes nowhere.
+    """
+    sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - open to the program's end
+    sys.stderr = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from uni_agent.errors import ConfigError
+from uni_agent.errors import ConfigError, boundary
 
 if TYPE_CHECKING:
     from uni_agent.config.load import Loaded
@@ -108,9 +108,10 @@ def _claim_run_dir(args: argparse.Namespace, config: PipelineConfig) -> Path:
 def _dry_run(loaded: Loaded[PipelineConfig], run_dir: Path) -> int:
     from uni_agent.config.dump import dump_yaml
 
-    run_dir.mkdir(parents=True, exist_ok=True)
     target = run_dir / "resolved.yaml"
-    target.write_text(dump_yaml(loaded.data), encoding="utf-8")
+    with boundary(ConfigError, f"{target} cannot be written"):
+        run_dir.mkdir(parents=True, exist_ok=True)
+        target.write_text(dump_yaml(loaded.data), encoding="utf-8")
     print(f"{target}\n(nothing was run)")
     return 0
 

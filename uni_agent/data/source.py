@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from uni_agent.data.paths import check_references
 from uni_agent.data.report import field_errors, suggestion
 from uni_agent.errors import DataError
 from uni_agent.types import Task, parse_messages
+
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 TASK_FIELDS = frozenset(Task.model_fields) - {"base_dir"}
 
@@ -155,6 +158,22 @@ def render_prompt(template: str, values: Mapping[str, Any], where: str) -> str:
         raise DataError(f"{where}: prompt_template: {type(error).__name__}: {error}") from error
 
 
+def _check_for_shell(task: Task) -> None:
+    """Raise ValueError for what no shell and no file system takes, in any sandbox."""
+    for name, value in task.env.items():
+        if not _VARIABLE.match(name):
+            raise ValueError(f"env: {name!r} cannot be the name of an environment variable")
+        if "\0" in value:
+            raise ValueError(f"env.{name}: holds a NUL character")
+    if any("\0" in command for command in ([task.setup] if isinstance(task.setup, str) else task.setup)):
+        raise ValueError("setup: holds a NUL character")
+    for path in task.files:
+        if "\0" in path or not path.strip("/."):
+            raise ValueError(f"files: {path!r} cannot be the name of a file")
+    if task.workdir is not None and ("\0" in task.workdir or not task.workdir.startswith("/")):
+        raise ValueError(f"workdir: {task.workdir!r} is not an absolute path")
+
+
 def validate_task(raw: Mapping[str, Any], where: str) -> Task:
     """A task from plain data. Raises DataError that names every faulty key."""
     from pydantic import ValidationError
@@ -168,6 +187,7 @@ def validate_task(raw: Mapping[str, Any], where: str) -> Task:
         task.model_dump_json()
         if not task.id.isprintable():
             raise ValueError("id: holds control characters")
+        _check_for_shell(task)
     except (ValueError, AttributeError) as error:
         raise DataError(f"{where}: {error}") from error
     return task

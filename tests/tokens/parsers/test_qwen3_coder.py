@@ -40,6 +40,13 @@ def test_exactly_one_line_break_is_removed_at_each_end_parse_01(value: str) -> N
     assert written(value) == value
 
 
+@pytest.mark.parametrize("value", ["", "    return 1", "    return 1\r\n", "a\r\nb", "\r\n"])
+def test_a_call_written_with_crlf_loses_one_crlf_at_each_end(value: str) -> None:
+    call = "<tool_call>\n<function=write_file>\n<parameter=content>\n{}\n</parameter>\n</function>\n</tool_call>"
+    result = xml().parse(call.replace("\n", "\r\n").format(value), TOOLS)
+    assert [c.arguments for c in result.tool_calls] == [{"content": value}]
+
+
 @pytest.mark.parametrize(
     "value",
     [

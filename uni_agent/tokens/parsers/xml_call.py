@@ -105,7 +105,10 @@ class XMLCall:
 
 
 def _unwrapped(raw: str) -> str:
-    """Exactly one line break less at each end."""
+    """Exactly one line break less at each end; the kind of break behind the opener tells which kind it is."""
+    if raw.startswith("\r\n"):
+        raw = raw[2:]
+        return raw.removesuffix("\r\n") if raw.endswith("\r\n") else raw.removesuffix("\n")
     return raw.removeprefix("\n").removesuffix("\n")
 
 
