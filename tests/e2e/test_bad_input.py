@@ -87,3 +87,9 @@ async def test_a_missing_or_broken_file_is_named_with_its_line(tmp_path: Path) -
     broken.write_text("a: [1\n", encoding="utf-8")
     done = await uni_agent("run", broken)
     assert done.code == 2 and "b.yaml:" in done.err and "Traceback" not in done.err
+
+
+async def test_a_dry_run_that_cannot_write_says_so(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("", encoding="utf-8")
+    done = await uni_agent("run", pipeline(tmp_path), "--dry-run", "--run-dir", tmp_path / "taken")
+    assert done.code == 2 and "cannot be written" in done.err and "Traceback" not in done.err
