@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import importlib.util
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from uni_agent.config.base import Config, ConfigPath, PluginConfig, build_object, part_tag
 from uni_agent.engine.base import SamplingBackend
 from uni_agent.errors import ConfigError, MissingExtraError
+
+if TYPE_CHECKING:
+    from uni_agent.engine.http import ReplicaPool
 
 
 class EmbeddedEngineConfig(Config):
@@ -53,6 +57,110 @@ class EmbeddedEngineConfig(Config):
             cache_bytes=self.cache_mib * 2**20,
             max_context=self.max_context,
             seed=self.seed,
+        )
+
+
+class RemoteEngineConfig(Config):
+    """What every engine behind HTTP is told."""
+
+    url: str | None = None
+    """Address of the server, such as `http://127.0.0.1:8000`; or give `urls`."""
+    urls: list[str] = []
+    """Addresses of several servers with the same model. A conversation stays on one while that one works."""
+    path: ConfigPath | None = None
+    """Folder with the model's tokenizer; None: set `renderer.tokenizer`."""
+    api_key_env: str | None = None
+    """Environment variable that holds the API key; None: the server needs none."""
+    connect_timeout: float = Field(default=10.0, gt=0)
+    """Seconds to connect."""
+    read_timeout: float = Field(default=600.0, gt=0)
+    """Seconds for one answer; past it the call is aborted on the server."""
+    retries: int = Field(default=3, ge=0)
+    """Further rounds over the servers after 429, 5xx and connection faults, with growing waits."""
+    backoff: float = Field(default=0.5, ge=0)
+    """Seconds before the second round; doubles each time."""
+    cooldown: float = Field(default=10.0, ge=0)
+    """Seconds for which a server that failed is asked last."""
+    extra_body: dict[str, Any] = {}
+    """Further fields of every request, as the server defines them."""
+
+    @field_validator("url", "urls")
+    @classmethod
+    def _addresses(cls, value: str | list[str] | None) -> str | list[str] | None:
+        for url in [value] if isinstance(value, str) else value or []:
+            parts = urlsplit(url)  # ValueError for a broken one
+            if parts.scheme not in ("http", "https") or not parts.hostname:
+                raise ValueError(f"{url!r} is no http:// or https:// address")
+        return value
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if (self.url is None) == (not self.urls):
+            raise ValueError("give either `url` or `urls`")
+        if len(set(self.urls)) != len(self.urls):
+            raise ValueError("`urls` names a server twice")
+        return self
+
+    def pool(self, session_header: str | None) -> ReplicaPool:
+        """The servers, not connected."""
+        from uni_agent.engine.http import ReplicaPool
+
+        return ReplicaPool(
+            self.urls or [self.url or ""],
+            api_key_env=self.api_key_env,
+            session_header=session_header,
+            connect_timeout=self.connect_timeout,
+            read_timeout=self.read_timeout,
+            cooldown=self.cooldown,
+        )
+
+
+class VllmEngineConfig(RemoteEngineConfig):
+    """A vLLM server, asked with token ids."""
+
+    type: Literal["vllm"]
+    """`vllm`"""
+    model: str | None = None
+    """Served model name, or a LoRA adapter's; None: the server's own."""
+    endpoint: Literal["auto", "generate", "completions"] = "auto"
+    """`generate` needs vLLM's `--enable-scale-out`; `auto` takes `completions` where it is missing."""
+    session_header: str | None = "X-Session-ID"
+    """Header with the conversation's id, for a router in front; None sends none."""
+
+    def build(self) -> SamplingBackend:
+        """The engine, not connected."""
+        from uni_agent.engine.vllm import VllmBackend
+
+        return VllmBackend(
+            self.pool(self.session_header),
+            model=self.model,
+            endpoint=self.endpoint,
+            extra_body=self.extra_body,
+            retries=self.retries,
+            backoff=self.backoff,
+        )
+
+
+class SglangEngineConfig(RemoteEngineConfig):
+    """An SGLang server or router, asked with token ids."""
+
+    type: Literal["sglang"]
+    """`sglang`"""
+    session_header: str | None = "X-SMG-Routing-Key"
+    """Header with the conversation's id, for a router in front; None sends none."""
+    routed_experts: tuple[int, int] | None = None
+    """Layers, and experts per token, of a mixture model: asks for each token's experts. None: not asked."""
+
+    def build(self) -> SamplingBackend:
+        """The engine, not connected."""
+        from uni_agent.engine.sglang import SglangBackend
+
+        return SglangBackend(
+            self.pool(self.session_header),
+            routed_experts=self.routed_experts,
+            extra_body=self.extra_body,
+            retries=self.retries,
+            backoff=self.backoff,
         )
 
 
@@ -103,6 +211,8 @@ class PluginEngineConfig(PluginConfig):
 EngineConfig = Annotated[
     Annotated[EmbeddedEngineConfig, Tag("embedded")]
     | Annotated[ScriptedEngineConfig, Tag("scripted")]
+    | Annotated[VllmEngineConfig, Tag("vllm")]
+    | Annotated[SglangEngineConfig, Tag("sglang")]
     | Annotated[PluginEngineConfig, Tag("plugin")],
     Discriminator(part_tag),
 ]
