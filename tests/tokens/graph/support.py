@@ -11,7 +11,7 @@ import uni_agent
 from tests.tokens.small import BASH, TEMPLATES
 from uni_agent.engine.base import TokenOutput, WeightSpan
 from uni_agent.tokens.config import RendererConfig
-from uni_agent.tokens.graph import Chain, Prepared, SessionGraph, Turn
+from uni_agent.tokens.graph import Chain, Prepared, SessionGraph, Turn, turn_record
 from uni_agent.tokens.renderer import ChatTemplateRenderer
 from uni_agent.tokens.transcript import without_thinking
 from uni_agent.types import Message
@@ -87,6 +87,19 @@ class Session:
         for policy in ("keep", "drop"):
             self._check_export(self.graph.trajectories(abandoned=policy), policy)
         return self.graph.trajectories()
+
+    def request_of(self, turn: Turn) -> list[Message]:
+        """The request that led to `turn`, in the stored spelling."""
+        before = [] if turn.parent is None else [*self.request_of(turn.parent), turn.parent.message]
+        return [*before, *(reading.message for reading in turn.context.readings)]
+
+    def restarted(self) -> Session:
+        """The session of another process that has read the records of this one."""
+        other = Session(SessionGraph(self.graph.session_id, self.renderer, matcher=self.graph.matcher), self.renderer)
+        for turn in self.graph.turns:
+            other.graph.restore(turn_record(turn))
+        other.prompts, other.sampled = dict(self.prompts), dict(self.sampled)
+        return other
 
     def _check_export(self, chains: list[Chain], policy: Any) -> None:
         trained = [turn for chain in chains for turn in chain.trained]

@@ -8,7 +8,7 @@ from tests.tokens.graph.conftest import MakeSession
 from tests.tokens.graph.support import OTHER, renderer_of
 from tests.tokens.small import BASH, asks, result, user
 from uni_agent.engine.base import TokenOutput, WeightSpan
-from uni_agent.tokens.graph import GraphClosedError, SessionGraph
+from uni_agent.tokens.graph import GraphClosedError, SessionGraph, turn_record
 from uni_agent.types import Message
 
 SUMMARY = "The user wants a port of the parser; the lexer is done and its tests pass."
@@ -292,3 +292,29 @@ def test_template_variables_open_a_tree_of_their_own() -> None:
 def test_only_the_thinking_policy_that_exists_is_taken() -> None:
     with pytest.raises(ValueError, match="keep"):
         SessionGraph("s", renderer_of("qwen3"), thinking="drop")  # pyright: ignore[reportArgumentType]
+
+
+def test_case_15_a_session_goes_on_after_a_restart_with_the_same_tokens(session: MakeSession) -> None:
+    s = session()
+    first = s.write(s.prepare([user("go")]), asks("ls", "pwd"))
+    s.write(s.prepare([user("go"), first.message, result("only the second", "c1")]), asks("id"))
+    s.ask([user("go")], "resent")
+    again = s.restarted()
+    assert again.check() == s.check() and again.graph.account() == s.graph.account()
+    request = [user("go"), first.message, result("only the second", "c1")]
+    assert again.prepare(request).context.turns[0].id == 1
+    assert again.prepare(request).prompt_ids == s.prompts[1]
+    records = [turn_record(turn) for turn in s.graph.turns]
+    assert sum(len(record.ids) + len(record.context_ids) for record in records) == sum(
+        len(chain.cache) for chain in s.graph.trajectories()
+    ) - len(first.context.ids)
+    with pytest.raises(ValueError, match="turn 3 comes next"):
+        again.graph.restore(records[0])
+
+
+def test_a_request_of_another_session_is_refused(session: MakeSession) -> None:
+    s, other = session(), session()
+    turn = s.ask([user("go")], "hi")
+    other.ask([user("go")], "hi")
+    with pytest.raises(ValueError, match="another graph"):
+        other.say(s.prepare([user("go"), turn.message, user("q")]), "hi")

@@ -184,6 +184,17 @@ class Clients(RuleBasedStateMachine):
     def every_turn_is_trained_once_where_the_backend_saw_it(self) -> None:
         self.session.check()
 
+    def teardown(self) -> None:
+        again = self.session.restarted()
+        for policy in ("keep", "drop"):
+            assert again.graph.trajectories(abandoned=policy) == self.session.graph.trajectories(abandoned=policy)
+            assert again.graph.account(abandoned=policy) == self.session.graph.account(abandoned=policy)
+        for turn in self.session.graph.turns:
+            request = [*self.session.request_of(turn), turn.message, Message("user", self.word("after"))]
+            mine, other = (s.prepare(request, turn.context.scope.tools) for s in (self.session, again))
+            assert mine.prompt_ids == other.prompt_ids and mine.drift == other.drift
+            assert mine.parent is turn and other.parent is again.graph.turns[turn.id]
+
 
 def machine(name: str) -> type[RuleBasedStateMachine]:
     return type(f"Clients_{name}", (Clients,), {"template": name})

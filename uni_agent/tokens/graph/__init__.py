@@ -5,6 +5,7 @@ from uni_agent.tokens.graph.matcher import MaskedMatcher, Matcher, StrictMatcher
 from uni_agent.tokens.graph.nodes import Context, Drift, Intent, Turn
 from uni_agent.tokens.graph.prepared import Prepared
 from uni_agent.tokens.graph.reading import Reading
+from uni_agent.tokens.graph.record import TurnRecord, turn_record
 from uni_agent.tokens.graph.session import GraphClosedError, SessionGraph
 
 __all__ = [
@@ -21,4 +22,6 @@ __all__ = [
     "SessionGraph",
     "StrictMatcher",
     "Turn",
+    "TurnRecord",
+    "turn_record",
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -29,6 +29,7 @@ class Scope:
     key: str
     tools: Sequence[ToolSchema]
     renderer: Renderer
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
 @dataclass(slots=True, eq=False)

@@ -46,6 +46,8 @@ def read_all(messages: Sequence[Message], clean: Clean) -> list[Reading]:
     run: list[Message] = []
 
     def flush() -> None:
+        if not run:
+            return
         numbers = _numbers(run, calls)
         order = sorted(range(len(run)), key=lambda i: numbers[i] if numbers[i] >= 0 else len(calls))
         out.extend(read(run[i], clean, numbers[i]) for i in order)
@@ -66,14 +68,18 @@ def read_all(messages: Sequence[Message], clean: Clean) -> list[Reading]:
 def read(message: Message, clean: Clean, answers: int = -1) -> Reading:
     """The reading of one message."""
     thought, text = message_parts(message)
+    text = clean(text).strip()
     name = message.name if message.role in ("user", "system") else ""
+    if not message.tool_calls:
+        key = _digest(message.role, name, str(answers), text)
+        # What is written just as it is meant needs no second digest.
+        spelling = key if text == message.content and not message.reasoning else _spelling(message, ())
+        return Reading(message, key, _digest(thought) if thought else b"", (spelling,), answers)
     calls = [part for call in message.tool_calls for part in (call.name, call_meaning(call))]
-    key = _digest(message.role, name, str(answers), clean(text).strip(), *calls)
+    key = _digest(message.role, name, str(answers), text, *calls)
     as_given = _spelling(message, [call.raw_arguments or _dumps(call) for call in message.tool_calls])
-    spellings = (as_given,)
-    if message.tool_calls:
-        spellings = (as_given, _spelling(message, [_dumps(call) for call in message.tool_calls]))
-    return Reading(message, key, _digest(thought) if thought else b"", spellings, answers)
+    as_sent = _spelling(message, [_dumps(call) for call in message.tool_calls])
+    return Reading(message, key, _digest(thought) if thought else b"", (as_given, as_sent), answers)
 
 
 def message_parts(message: Message) -> tuple[str, str]:
@@ -136,9 +142,5 @@ def _spelling(message: Message, arguments: Sequence[str]) -> bytes:
 
 
 def _digest(*parts: str) -> bytes:
-    out = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        data = part.encode("utf-8", "surrogatepass")
-        out.update(b"%d:" % len(data))
-        out.update(data)
-    return out.digest()
+    framed = "".join([f"{len(part)}:{part}" for part in parts])
+    return hashlib.blake2b(framed.encode("utf-8", "surrogatepass"), digest_size=16).digest()

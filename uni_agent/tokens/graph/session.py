@@ -17,6 +17,7 @@ from uni_agent.tokens.graph.nodes import Context, Drift, Intent, Scope, Turn, ch
 from uni_agent.tokens.graph.output import checked_output, message_of
 from uni_agent.tokens.graph.prepared import Prepared
 from uni_agent.tokens.graph.reading import Reading, json_meaning
+from uni_agent.tokens.graph.record import TurnRecord, restored_turn
 from uni_agent.tokens.graph.search import Found, deepest
 from uni_agent.tokens.renderer import TemplateDriftError
 from uni_agent.tokens.template import TemplateError
@@ -104,9 +105,11 @@ class SessionGraph:
         self._check_open()
         if prepared.at in self._used:
             raise ValueError("this request was committed already; another sample needs another prepare")
+        parent = prepared.parent
+        if parent is not None and (parent.id >= len(self.turns) or self.turns[parent.id] is not parent):
+            raise ValueError(f"this request was prepared by another graph than that of session {self.session_id}")
         rows = checked_output(output, len(prepared.prompt_ids))
         reading = self.matcher.read([message_of(message)])[0]
-        scope = prepared.context.scope
         ids = list(output.token_ids)
         turn = Turn(
             id=len(self.turns),
@@ -117,7 +120,7 @@ class SessionGraph:
             weight_spans=tuple(output.weight_spans),
             routed_experts=rows,
             finish_reason=output.finish_reason,
-            cut=not ids or ids[-1] not in scope.renderer.stop_token_ids,
+            cut=not ids or ids[-1] not in prepared.context.scope.renderer.stop_token_ids,
             drift=prepared.drift,
             intent=prepared.intent,
             tag=prepared.tag,
@@ -125,12 +128,20 @@ class SessionGraph:
             committed_at=self._clock + 1,
             continues=prepared.continues,
         )
-        self._clock += 1
-        self._used.add(prepared.at)
-        self._attach(turn.context)
-        turn.context.turns.append(turn)
-        self.turns.append(turn)
-        self._by_key[reading.key] = turn
+        self._add(turn)
+        return turn
+
+    def restore(self, record: TurnRecord) -> Turn:
+        """Add a turn of an earlier process, from `turn_record`; records come in the order of their commits.
+
+        Nothing is rendered. Raises ValueError for a record that does not come next; GraphClosedError.
+        """
+        self._check_open()
+        if record.id != len(self.turns):
+            raise ValueError(f"turn {len(self.turns)} comes next, not turn {record.id}")
+        scope = self._scope(record.tools, record.template_kwargs)
+        turn = restored_turn(record, self.turns, scope, self.matcher)
+        self._add(turn)
         return turn
 
     def record_drop(self, reason: str, count: int) -> None:
@@ -171,13 +182,14 @@ class SessionGraph:
     def _extended(self, turn: Turn, new: Sequence[Reading]) -> tuple[Context, list[int]]:
         """A new context behind `turn` for `new`, and the prompt that ends with it."""
         scope = turn.context.scope
+        new = _answering(turn, new)
         prompt = chain_ids(turn)
         ids = scope.renderer.extension(
-            chain_messages(turn), _answering(turn, new), scope.tools, cut=turn.cut, chain=prompt
+            chain_messages(turn), [reading.message for reading in new], scope.tools, cut=turn.cut, chain=prompt
         )
         closing = len(scope.renderer.closing_ids()) if turn.cut else 0
         prompt += ids
-        return Context(turn, scope, tuple(new), ids, closing), prompt
+        return Context(turn, scope, new, ids, closing), prompt
 
     def _started(
         self,
@@ -198,6 +210,19 @@ class SessionGraph:
         context = Context(None, scope, tuple(readings), ids)
         return Prepared(list(ids), 0, context, drift, 0, intent, tag, self._clock, reason, source)
 
+    def _add(self, turn: Turn) -> None:
+        """The one place where the forest grows; nothing in it can fail."""
+        self._clock = max(self._clock, turn.committed_at)
+        self._used.add(turn.prepared_at)
+        context = turn.context
+        if not context.turns and context.parent is None:
+            self._roots.setdefault(context.scope.key, []).append(context)
+        elif not context.turns and context.parent is not None:
+            context.parent.contexts.append(context)
+        context.turns.append(turn)
+        self.turns.append(turn)
+        self._by_key[turn.reading.key] = turn
+
     def _settled(self, context: Context) -> Context:
         """`context`, or the stored one that is the same: same place, same tokens, same messages."""
         siblings = self._roots.get(context.scope.key, ()) if context.parent is None else context.parent.contexts
@@ -205,14 +230,6 @@ class SessionGraph:
             if other is context or (other.ids == context.ids and _same_run(other.readings, context.readings)):
                 return other
         return context
-
-    def _attach(self, context: Context) -> None:
-        if context.turns:
-            return
-        if context.parent is None:
-            self._roots.setdefault(context.scope.key, []).append(context)
-        else:
-            context.parent.contexts.append(context)
 
     def _scope(self, tools: Sequence[ToolSchema], kwargs: Mapping[str, Any]) -> Scope:
         key = json_meaning([dict(kwargs), sorted(json_meaning(tool) for tool in tools)])
@@ -222,23 +239,24 @@ class SessionGraph:
             return Scope(key, list(tools), self._renderer)
         if self._renderer_for is None:
             raise ValueError("template_kwargs: this session renders with fixed template variables")
-        return Scope(key, list(tools), self._renderer_for(kwargs))
+        return Scope(key, list(tools), self._renderer_for(kwargs), dict(kwargs))
 
     def _check_open(self) -> None:
         if self.closed:
             raise GraphClosedError(f"session {self.session_id} is closed")
 
 
-def _answering(turn: Turn, new: Sequence[Reading]) -> list[Message]:
-    """The messages of `new`, with the results of `turn`'s calls under the call ids that are stored."""
-    out: list[Message] = []
+def _answering(turn: Turn, new: Sequence[Reading]) -> tuple[Reading, ...]:
+    """`new` with the results of `turn`'s calls under the call ids that are stored."""
     calls = turn.message.tool_calls
-    for i, reading in enumerate(new):
-        if reading.message.role != "tool":
-            return [*out, *(rest.message for rest in new[i:])]
-        known = 0 <= reading.answers < len(calls)
-        out.append(replace(reading.message, tool_call_id=calls[reading.answers].id) if known else reading.message)
-    return out
+    run = next((i for i, reading in enumerate(new) if reading.message.role != "tool"), len(new))
+    results = (
+        replace(reading, message=replace(reading.message, tool_call_id=calls[reading.answers].id))
+        if 0 <= reading.answers < len(calls)
+        else reading
+        for reading in new[:run]
+    )
+    return (*results, *new[run:])
 
 
 def _same_run(a: Sequence[Reading], b: Sequence[Reading]) -> bool:
