@@ -204,4 +204,4 @@ def machine(name: str) -> type[RuleBasedStateMachine]:
 def test_random_clients_keep_the_invariants(name: str) -> None:
     from hypothesis.stateful import run_state_machine_as_test
 
-    run_state_machine_as_test(machine(name), settings=settings(max_examples=30, stateful_step_count=18, deadline=None))
+    run_state_machine_as_test(machine(name), settings=settings(max_examples=20, stateful_step_count=14, deadline=None))
