@@ -318,3 +318,26 @@ def test_a_request_of_another_session_is_refused(session: MakeSession) -> None:
     other.ask([user("go")], "hi")
     with pytest.raises(ValueError, match="another graph"):
         other.say(s.prepare([user("go"), turn.message, user("q")]), "hi")
+
+
+def test_a_turn_of_no_tokens_is_closed_and_the_chain_goes_on(session: MakeSession) -> None:
+    s = session()
+    prepared = s.prepare([user("go")])
+    turn = s.record(prepared, s.graph.commit(prepared, TokenOutput([], [], "length"), Message("assistant")), [])
+    s.say(s.prepare([user("go"), turn.message, user("well?")]), "yes")
+    (chain,) = s.check()
+    assert chain.trained == (0, 1) and sum(chain.cache.response_mask) == len(s.sampled[1])
+
+
+def test_outputs_that_the_engine_goes_on_using_do_not_change_what_is_stored(session: MakeSession) -> None:
+    s = session()
+    prepared = s.prepare([user("go")])
+    ids, logprobs = [5, 6], [-1.0, -2.0]
+    turn = s.graph.commit(prepared, TokenOutput(ids, logprobs, "length"), Message("assistant", "x"))
+    before = s.graph.trajectories()
+    ids.append(7)
+    logprobs.clear()
+    prepared.prompt_ids.clear()
+    (chain,) = s.graph.trajectories()
+    chain.cache.response_ids.clear()
+    assert s.graph.trajectories() == before and turn.ids == [5, 6]
