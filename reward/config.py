@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import functools
+import shutil
+import subprocess
 from abc import abstractmethod
 from typing import Annotated, Literal
 
 from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from uni_agent.config.base import Config, ConfigPath, PluginConfig, build_object, part_tag
+from uni_agent.errors import ConfigError
 from uni_agent.reward.base import AbstractRewardSpec
+
+
+@functools.lru_cache(maxsize=1024)
+def _unparsable(command: str) -> str:
+    """What this machine's bash says against the syntax of `command`, "" for nothing (or without a bash to ask)."""
+    bash = shutil.which("bash")
+    if bash is None:
+        return ""
+    try:
+        done = subprocess.run([bash, "-n"], input=command.encode(), capture_output=True, check=False, timeout=30)
+    except subprocess.TimeoutExpired:
+        return ""
+    return done.stderr.decode("utf-8", "replace").strip() if done.returncode else ""
 
 
 class BaseRewardConfig(Config):
@@ -114,9 +131,11 @@ class CommandRewardConfig(BaseRewardConfig):
         return paths
 
     def build(self) -> AbstractRewardSpec:
-        """The spec that runs the command."""
+        """The spec that runs the command. Raises ConfigError when bash cannot parse it: every score would be 0."""
         from uni_agent.reward.command import CommandReward
 
+        if problem := _unparsable(self.command):
+            raise ConfigError(f"reward.command: bash cannot parse it: {problem}")
         return CommandReward(self)
 
 

@@ -36,6 +36,10 @@ BAD: dict[str, tuple[dict[str, Any], list[str]]] = {
     "missing script": ({"model": {"type": "scripted", "path": "nope.jsonl"}}, ["nope.jsonl"]),
     "missing env var": ({"model": {**OPENAI, "api_key_env": "UNI_AGENT_TEST_NO_SUCH"}}, ["UNI_AGENT_TEST_NO_SUCH"]),
     "unreachable server": ({"model": OPENAI}, ["127.0.0.1:9", "cannot be reached"]),
+    "grader that bash cannot parse": (
+        {"reward": {"type": "command", "command": "echo 'x"}},
+        ["reward.command", "parse"],
+    ),
     "unknown tool": ({"tools": ["finsh"]}, ["finsh", "finish"]),
     "unknown plug-in": ({"tools": [{"type": "no.such:Tool"}]}, ["no.such"]),
     "unknown parser": ({"model": {**OPENAI, "tool_parser": "qwen3coder_typo"}}, ["qwen3coder_typo", "hermes"]),

@@ -161,3 +161,12 @@ async def test_launch_and_done_are_the_only_lines_on_stdout(pipeline: Path, tmp_
     assert needed <= done.json.keys()
     assert set(done.json["tokens"]) == {"sampled", "trained", "masked", "dropped"}
     assert set(done.json["time"]) == {"start", "model", "tools", "reward", "teardown"}
+
+
+async def test_a_resume_refuses_data_that_lost_tasks_of_the_run(pipeline: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    assert (await uni_agent("run", pipeline, "--run-dir", run_dir, "--limit", "1", "--json")).code == 0
+    write_jsonl(tmp_path / "tasks.jsonl", [{"id": "other", "prompt": "go"}])
+    done = await uni_agent("run", pipeline, "--resume", run_dir, "--limit", "1", "--json")
+    assert done.code == 2
+    assert "'t0'" in done.err

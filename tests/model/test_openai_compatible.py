@@ -284,3 +284,13 @@ async def test_an_aborted_answer_is_asked_for_again_and_its_tokens_are_counted()
         with pytest.raises(ModelError, match="aborted the call 2 times"):
             await session.query()
     assert session.messages == GO
+
+
+async def test_fewer_ids_than_the_server_sampled_are_an_error_and_not_a_short_trajectory() -> None:
+    """TOK-08."""
+    reply = {"content": "a", "prompt_token_ids": [1], "token_ids": [3], "completion_tokens": 4}
+    async with serving(lambda _: dict(reply)) as server:
+        session = await OpenAICompatibleChatModel(config(server.url, token_ids=True)).open("t#0", GO, TOOLS)
+        with pytest.raises(ModelError, match="counts 4 sampled tokens but returned 1"):
+            await session.query()
+    assert list(session.caches) == [] and session.messages == GO

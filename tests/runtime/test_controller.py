@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from uni_agent.deployment.dummy import DummyConfig
-from uni_agent.errors import ModelError, SandboxError, StoreError
+from uni_agent.deployment.base import SandboxSpec
+from uni_agent.deployment.dummy import DummyConfig, DummyDeployment
+from uni_agent.errors import ConfigError, ModelError, SandboxError, StoreError
 from uni_agent.model.scripted import Play, ScriptedModel
 from uni_agent.pipeline import PipelineConfig
 from uni_agent.reward.base import AbstractRewardSpec, RewardContext
@@ -118,6 +119,18 @@ async def test_a_fault_that_stays_is_recorded_untrusted_and_hurts_no_neighbour(t
 async def test_a_sandbox_that_never_starts_is_a_sandbox_error(tmp_path: Path) -> None:
     broken = DummyConfig(fail_starts=1000, startup_attempts=1)
     run = Run(tmp_path, always(FINISH), tasks=1, deployment=broken, run={"retries": 0})
+    assert await run.go() == {"sandbox_error": 1}
+
+
+class ImpossibleBoxes(DummyConfig):
+    """A deployment that cannot give what the task asks."""
+
+    def build(self, spec: SandboxSpec) -> DummyDeployment:
+        raise ConfigError("workdir '/usr/x' lies in a read-only place")
+
+
+async def test_what_a_sandbox_cannot_give_is_a_sandbox_error(tmp_path: Path) -> None:
+    run = Run(tmp_path, always(FINISH), tasks=1, deployment=ImpossibleBoxes(), run={"retries": 0})
     assert await run.go() == {"sandbox_error": 1}
 
 

@@ -36,6 +36,7 @@ class OpenAIServer:
             return reply
         top = {key: reply.pop(key) for key in ("prompt_token_ids",) if key in reply}
         choice = {key: reply.pop(key) for key in ("token_ids", "logprobs", "finish_reason") if key in reply}
+        sampled = reply.pop("completion_tokens", len(choice.get("token_ids", [0] * 7)))
         choice.setdefault("finish_reason", "tool_calls" if reply.get("tool_calls") else "stop")
         return web.json_response(
             {
@@ -44,7 +45,7 @@ class OpenAIServer:
                 "created": 1,
                 "model": body["model"],
                 "choices": [{"index": 0, "message": {"role": "assistant", "content": None, **reply}, **choice}],
-                "usage": {"prompt_tokens": 11, "completion_tokens": 7, "total_tokens": 18},
+                "usage": {"prompt_tokens": 11, "completion_tokens": sampled, "total_tokens": 11 + sampled},
                 **top,
             }
         )

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import shlex
 import signal
 import sys
 from datetime import UTC, datetime
@@ -132,7 +133,7 @@ async def _run(args: argparse.Namespace, loaded: Loaded[PipelineConfig], tasks: 
         except Exception as error:
             raise ConfigError(f"model: {type(error).__name__}: {error}") from error
         run_dir = _claim_run_dir(args, config)
-        store = _open_store(args, loaded, run_dir)
+        store = _open_store(args, loaded, tasks, run_dir)
         with _log_file(run_dir, level):
             return await _with_store(args, config, tasks, run_dir, store, model)
     finally:
@@ -190,11 +191,19 @@ async def _until_interrupted(controller: Any) -> RunOutcome:
     return controller.outcome
 
 
-def _open_store(args: argparse.Namespace, loaded: Loaded[PipelineConfig], run_dir: Path) -> RunStore:
+def _open_store(args: argparse.Namespace, loaded: Loaded[PipelineConfig], tasks: list[Task], run_dir: Path) -> RunStore:
     from uni_agent.store.run import RunStore
 
     if args.resume is not None:
-        return RunStore.resume(run_dir, config=loaded.data, digest=loaded.digest, ignore=RESUMABLE)
+        store = RunStore.resume(run_dir, config=loaded.data, digest=loaded.digest, ignore=RESUMABLE)
+        gone = store.task_ids - {task.id for task in tasks}
+        if gone:
+            store.close("interrupted")
+            raise ConfigError(
+                f"--resume {run_dir}: the run holds tasks that the data no longer has, such as {min(gone)!r}; "
+                "start a new run for other tasks"
+            )
+        return store
     return RunStore.create(run_dir, name=loaded.config.name, config=loaded.data, digest=loaded.digest)
 
 
@@ -225,10 +234,18 @@ def _report(args: argparse.Namespace, run_dir: Path, outcome: RunOutcome) -> int
         print_summary(summary, reasons)
         print(f"\nResults: {run_dir}\n  uni-agent show {run_dir} --turns     every trajectory")
         if outcome.interrupted:
-            print(f"  uni-agent run {args.config} --resume {run_dir}     go on where it stopped")
+            print(f"  {_resume_command(args, run_dir)}     go on where it stopped")
     if outcome.interrupted:
         return 130
     if outcome.all_broken:
         print(f"every rollout failed for a reason outside the model; see {run_dir / 'run.log'}", file=sys.stderr)
         return 1
     return 0
+
+
+def _resume_command(args: argparse.Namespace, run_dir: Path) -> str:
+    """The command that goes on with this run: with the same overrides, or the configuration would be another."""
+    words = ["uni-agent", "run", str(args.config), "--resume", str(run_dir)]
+    words += [word for override in args.override for word in ("-o", override)]
+    words += ["--limit", str(args.limit)] if args.limit is not None else []
+    return shlex.join(words)

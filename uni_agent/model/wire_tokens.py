@@ -24,7 +24,8 @@ class TokenRecorder:
     def record(self, response: Any, choice: Any, turn: int) -> tuple[int, int]:
         """Record one turn; the half-open range of its ids in the last chain's response.
 
-        Raises ModelError when the server, asked for token ids, returned none or ids that do not fit their logprobs.
+        Raises ModelError when the server, asked for token ids, returned none, ids that do not fit their logprobs, or
+        fewer than it says it sampled: a gap would be a short trajectory that nobody notices.
         """
         prompt: Any = getattr(response, "prompt_token_ids", None) or getattr(choice, "prompt_token_ids", None)
         ids: Any = getattr(choice, "token_ids", None)
@@ -33,6 +34,9 @@ class TokenRecorder:
         logprobs = _logprobs(choice)
         if logprobs is not None and len(logprobs) != len(ids):  # pyright: ignore[reportUnknownArgumentType]
             raise ModelError(f"the server returned {len(ids)} token ids but {len(logprobs)} logprobs")  # pyright: ignore
+        counted: Any = getattr(getattr(response, "usage", None), "completion_tokens", None)
+        if isinstance(counted, int) and counted != len(ids):  # pyright: ignore[reportUnknownArgumentType]
+            raise ModelError(f"the server counts {counted} sampled tokens but returned {len(ids)} ids")  # pyright: ignore
         chain = self._chain_for(prompt, turn)  # pyright: ignore[reportUnknownArgumentType]
         finish = "length" if getattr(choice, "finish_reason", None) == "length" else "stop"
         span = chain.append_sampled(TokenOutput(list(ids), logprobs, finish), turn)  # pyright: ignore

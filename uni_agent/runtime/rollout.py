@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from uni_agent.deployment.base import SandboxSpec
 from uni_agent.deployment.start import start_sandbox
-from uni_agent.errors import UniAgentError, exit_reason_of
+from uni_agent.errors import ConfigError, SandboxError, UniAgentError, exit_reason_of
 from uni_agent.interaction.env import AgentEnv
 from uni_agent.interaction.loop import AgentInteraction
 from uni_agent.reward.base import AbstractRewardSpec, RewardContext
@@ -135,6 +135,8 @@ class Attempt:
             self._sandbox = await start_sandbox(self.config.deployment, spec, starting=self.parts.starting)
             env = AgentEnv(self._sandbox, toolset, self.config.interaction, clock=self.parts.clock)
             await env.setup(self.task)
+        except ConfigError as fault:  # what a task asks and the sandbox cannot give: no fault of the model
+            raise SandboxError(str(fault)) from fault
         finally:
             self.timing.start = self.parts.clock() - started
         return env

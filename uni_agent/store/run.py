@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import sqlite3
 import time
 import uuid
@@ -183,6 +184,11 @@ class RunStore:
     def completed(self) -> set[RolloutKey]:
         """The samples that need no more work: ended, by now or before the resume, in a way that counts."""
         return set(self._completed)
+
+    @property
+    def task_ids(self) -> set[str]:
+        """The tasks that the run knows so far, those from before a resume included."""
+        return {json.loads(key) for key in self._task_hashes}
 
     # ------------------------------------------------------------------------------------------ recording
 
