@@ -351,15 +351,18 @@ def test_a_bad_call_gets_a_sentence_that_names_the_fault(name: str, raw: dict[st
     assert "pydantic" not in sentence
 
 
+HUGE: list[tuple[str, dict[str, Any]]] = [
+    ("x" * 10**6, {}),
+    ("submit", {"y" * 10**6: 1}),
+    ("submit", {f"key{i}": i for i in range(10_000)}),
+    ("execute_bash", {"command": ["z" * 10**6]}),
+    ("search", {"query_list": [[]] * 10_000}),
+]
+
+
 @pytest.mark.parametrize(
     ("name", "raw"),
-    [
-        ("x" * 10**6, {}),
-        ("submit", {"y" * 10**6: 1}),
-        ("submit", {f"key{i}": i for i in range(10_000)}),
-        ("execute_bash", {"command": ["z" * 10**6]}),
-        ("search", {"query_list": [[]] * 10_000}),
-    ],
+    HUGE,
     ids=["tool name", "parameter name", "many parameters", "value", "many values"],
 )
 def test_what_the_model_reads_of_a_huge_mistake_is_short(name: str, raw: dict[str, Any]) -> None:
