@@ -32,7 +32,7 @@ test: check  ## lint, types and all tests; what CI runs
 check: $(VENV)/.dev-installed  ## the fast half: lint and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 bench: $(VENV)/.dev-installed  ## benchmarks; results as JSON on stdout
 	$(BIN)/python benchmarks/loop.py
