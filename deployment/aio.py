@@ -1,4 +1,4 @@
-"""Small asyncio helpers over file descriptors, and a way to finish work in spite of cancellation."""
+"""Asyncio over file descriptors, and a way to finish work in spite of cancellation."""
 
 from __future__ import annotations
 

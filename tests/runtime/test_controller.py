@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from uni_agent.deployment.base import SandboxSpec
 from uni_agent.deployment.dummy import DummyConfig, DummyDeployment
 from uni_agent.errors import ConfigError, ModelError, SandboxError, StoreError
-from uni_agent.model.scripted import Play, ScriptedModel
+from uni_agent.model.scripted import Play, ScriptedModel, ScriptedSession
 from uni_agent.pipeline import PipelineConfig
 from uni_agent.reward.base import AbstractRewardSpec, RewardContext
 from uni_agent.runtime.board import make_board
@@ -19,6 +20,8 @@ from uni_agent.runtime.controller import Controller
 from uni_agent.runtime.rollout import RolloutParts
 from uni_agent.store.reader import RunReader
 from uni_agent.store.run import RunStore
+from uni_agent.tokens.base import ToolSchema
+from uni_agent.tokens.cache import RolloutCache
 from uni_agent.types import ExitReason, Message, RewardResult, RolloutKey, Task, ToolCall
 
 FINISH = Message("assistant", tool_calls=(ToolCall("", "finish", {"answer": "x"}),))
@@ -114,6 +117,32 @@ async def test_a_fault_that_stays_is_recorded_untrusted_and_hurts_no_neighbour(t
         assert row.score is None and not row.trusted
         assert "KeyError" in row.error
         assert reader.summary().reward_mean == 1.0
+
+
+class TornModel(ScriptedModel):
+    """A model whose record of one conversation contradicts itself."""
+
+    async def open(self, request_id: str, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> ScriptedSession:
+        session = await ScriptedModel.open(self, request_id, messages, tools)
+        return TornSession(self, request_id, list(messages)) if request_id == "t1#0" else session
+
+
+class TornSession(ScriptedSession):
+    """Its chain trains a token that nobody sampled."""
+
+    @property
+    def caches(self) -> Sequence[RolloutCache]:
+        return [RolloutCache("r", response_ids=[1], response_mask=[1], response_logprobs=[0.0])]
+
+
+async def test_a_record_that_contradicts_itself_never_trains_and_ends_no_other_rollout(tmp_path: Path) -> None:
+    run = Run(tmp_path, always(FINISH), tasks=3, run={"retries": 0})
+    run.model = TornModel(run.model.play)
+    assert await run.go() == {"finished": 2, "unknown_error": 1}
+    with RunReader(tmp_path) as reader:
+        row = reader.find("t1", 0)
+        assert "cannot be accounted for" in row.error and not row.trusted
+        assert reader.chains(row.id) == []
 
 
 async def test_a_sandbox_that_never_starts_is_a_sandbox_error(tmp_path: Path) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, cast
 
+from uni_agent.config.secrets import secret
 from uni_agent.errors import ConfigError, ContextLengthError, ModelError, TurnTooLongError, boundary
 from uni_agent.model.base import ModelTurn
 from uni_agent.model.text_tools import text_view
@@ -44,9 +44,7 @@ class OpenAICompatibleChatModel:
             from openai import AsyncOpenAI
 
             name = self.config.api_key_env
-            key = os.environ.get(name, "") if name else "EMPTY"
-            if not key:
-                raise ConfigError(f"model.api_key_env names {name}, which is not set: export {name}=…")
+            key = secret(name) if name else "EMPTY"
             self._client = AsyncOpenAI(
                 api_key=key,
                 base_url=self.config.base_url or "https://api.openai.com/v1",

@@ -188,7 +188,18 @@ class Attempt:
             self.log.event("teardown_failed", what=what, error=f"{type(fault).__name__}: {fault}")
 
     def record(self, reason: ExitReason, error: str) -> tuple[RolloutRecord, Sequence[RolloutCache]]:
-        """The record of what was done so far, as ended by `reason`, and its chains."""
+        """The record of what was done so far, as ended by `reason`, and its chains.
+
+        Chains that contradict themselves are left out and named in the error: they must neither train nor end the run.
+        """
+        try:
+            return self._accounted(reason, error)
+        except ValueError as fault:
+            self.log.event("chains_refused", error=str(fault))
+            text = f"the token chains cannot be accounted for ({fault}); the episode ended as {reason}: {error}"
+            return RolloutRecord(ExitReason.UNKNOWN_ERROR, text, timing=self.timing, opening=tuple(self._opening)), ()
+
+    def _accounted(self, reason: ExitReason, error: str) -> tuple[RolloutRecord, Sequence[RolloutCache]]:
         caches = self._session.caches if self._session is not None else ()
         masked = not reason.trains or (self.config.interaction.mask_abnormal_exit_traj and reason.abnormal)
         record = RolloutRecord(
