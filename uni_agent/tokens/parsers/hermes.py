@@ -23,24 +23,15 @@ from uni_agent.tokens.base import ParsedOutput, ParserEvent, ToolSchema
 from uni_agent.tokens.parsers import jsontext
 from uni_agent.tokens.parsers.json_scanner import CallScanner
 from uni_agent.tokens.parsers.lexer import Item, Lexer, Tag, Token
-from uni_agent.tokens.parsers.output import IdFactory, Output, random_id
+from uni_agent.tokens.parsers.output import Output, StreamedParser
 from uni_agent.tokens.parsers.schema import unknown_tool
 from uni_agent.types import ToolCall
 
 EXPECTED = 'Write a call as\n<tool_call>\n{"name": "tool", "arguments": {"key": "value"}}\n</tool_call>'
 
 
-class HermesToolParser:
-    """Reads the Hermes format. `new_id` gives the ids of the calls."""
-
-    def __init__(self, new_id: IdFactory = random_id) -> None:
-        self._new_id = new_id
-
-    def parse(self, text: str, tools: Sequence[ToolSchema]) -> ParsedOutput:
-        """What `text` says; broken calls have `error` set. Never raises."""
-        stream = self.stream(tools)
-        stream.feed(text)
-        return stream.finish()[1]
+class HermesToolParser(StreamedParser):
+    """Reads the Hermes format."""
 
     def stream(self, tools: Sequence[ToolSchema]) -> HermesStream:
         """The same for a text that arrives in pieces."""

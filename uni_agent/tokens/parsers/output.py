@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 
-from uni_agent.tokens.base import ArgumentsDelta, CallStarted, ParsedOutput, ParserEvent, TextDelta, ToolSchema
+from uni_agent.tokens.base import (
+    ArgumentsDelta,
+    CallStarted,
+    ParsedOutput,
+    ParserEvent,
+    StreamingParse,
+    TextDelta,
+    ToolSchema,
+)
 from uni_agent.types import ToolCall
 
 IdFactory = Callable[[int], str]
@@ -15,6 +24,23 @@ IdFactory = Callable[[int], str]
 def random_id(index: int) -> str:
     """`call_<index>_<8 hex digits>`."""
     return f"call_{index}_{secrets.token_hex(4)}"
+
+
+class StreamedParser(ABC):
+    """A tool parser that is written once, for text in pieces. `new_id` gives the ids of the calls."""
+
+    def __init__(self, new_id: IdFactory = random_id) -> None:
+        self._new_id = new_id
+
+    def parse(self, text: str, tools: Sequence[ToolSchema]) -> ParsedOutput:
+        """What `text` says; broken calls have `error` set. Never raises."""
+        stream = self.stream(tools)
+        stream.feed(text)
+        return stream.finish()[1]
+
+    @abstractmethod
+    def stream(self, tools: Sequence[ToolSchema]) -> StreamingParse:
+        """The same for a text that arrives in pieces."""
 
 
 class Output:

@@ -34,23 +34,14 @@ from enum import Enum, auto
 
 from uni_agent.tokens.base import ParsedOutput, ParserEvent, ToolSchema
 from uni_agent.tokens.parsers.lexer import Item, Lexer, Tag, Token
-from uni_agent.tokens.parsers.output import IdFactory, Output, random_id
+from uni_agent.tokens.parsers.output import Output, StreamedParser
 from uni_agent.tokens.parsers.schema import tool_names
 from uni_agent.tokens.parsers.xml_call import EXPECTED, XMLCall
 from uni_agent.tokens.parsers.xml_value import ValueReader
 
 
-class XMLToolParser:
-    """Reads the XML format. `new_id` gives the ids of the calls."""
-
-    def __init__(self, new_id: IdFactory = random_id) -> None:
-        self._new_id = new_id
-
-    def parse(self, text: str, tools: Sequence[ToolSchema]) -> ParsedOutput:
-        """What `text` says; broken calls have `error` set. Never raises."""
-        stream = self.stream(tools)
-        stream.feed(text)
-        return stream.finish()[1]
+class XMLToolParser(StreamedParser):
+    """Reads the XML format."""
 
     def stream(self, tools: Sequence[ToolSchema]) -> XMLStream:
         """The same for a text that arrives in pieces."""
