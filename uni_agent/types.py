@@ -154,10 +154,20 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
+class Media:
+    """An image in a message: its file's bytes, and the MIME type that came with them ("" when unknown)."""
+
+    kind: Literal["image"]
+    data: bytes = field(repr=False)
+    media_type: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """One chat message. `reasoning` is thinking that is not part of `content`; "" when there is none.
 
-    `tool_calls` is only set on assistant messages, `tool_call_id` only on tool messages.
+    `tool_calls` is only set on assistant messages, `tool_call_id` only on tool messages. `parts` is empty unless the
+    message holds media: then it is text and media in their order, and `content` is its joined text.
     """
 
     role: Role
@@ -166,6 +176,7 @@ class Message:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
     name: str = ""
+    parts: tuple[str | Media, ...] = ()
 
     def to_openai(self) -> dict[str, Any]:
         """The message as OpenAI Chat Completions writes it; empty fields are left out."""

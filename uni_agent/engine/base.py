@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, runtime_checkable
 
@@ -52,6 +53,10 @@ class TokenOutput:
     extra: dict[str, Any] = field(default_factory=dict[str, Any])
 
 
+OnTokens = Callable[[Sequence[int]], bool]
+"""Takes the next sampled ids as they arrive; True asks the engine to stop there."""
+
+
 @runtime_checkable
 class SamplingBackend(Protocol):
     """Token ids in, token ids + logprobs out.
@@ -60,6 +65,11 @@ class SamplingBackend(Protocol):
     Calls run concurrently; the same `request_id` over turns may be used for cache affinity. `prompt_ids` is only valid
     during the call: what is kept longer is copied. `start` loads, `close`
     frees; both are idempotent. `max_context` is the window in tokens, or None when the engine does not say.
+
+    `on_tokens` receives the ids in order while they are sampled, on the event loop; joined, they are the beginning of
+    the output's `token_ids`. An engine that cannot stream never calls it, one that cannot stop early ignores what it
+    returns. After a stop on request the output holds what was sampled until then, with `finish_reason` "stop" and no
+    stop token. Once ids were handed over a failed call is not repeated: it raises.
     """
 
     @property
@@ -67,7 +77,9 @@ class SamplingBackend(Protocol):
 
     async def start(self) -> None: ...
 
-    async def generate(self, request_id: str, prompt_ids: list[int], sampling: SamplingParams) -> TokenOutput: ...
+    async def generate(
+        self, request_id: str, prompt_ids: list[int], sampling: SamplingParams, *, on_tokens: OnTokens | None = None
+    ) -> TokenOutput: ...
 
     async def release(self, request_id: str) -> None:
         """Forget what is cached for `request_id`; unknown ids are fine."""
