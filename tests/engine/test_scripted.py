@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -106,3 +107,62 @@ async def test_thousands_of_requests_wait_at_the_same_time() -> None:
     await asyncio.gather(*(backend.generate(f"r{i}", [7], PARAMS) for i in range(5000)))
     assert time.monotonic() - begun < 20
     assert backend.calls == []
+
+
+async def test_a_listener_gets_the_ids_in_pieces_with_their_waits() -> None:
+    backend = await started([ScriptedTurn([1, 2, 3, 4], piece=2, token_delay=0.05)], repeat=True)
+    pieces: list[list[int]] = []
+    begun = time.monotonic()
+    output = await backend.generate("a", [7], PARAMS, on_tokens=lambda ids: pieces.append(list(ids)) is not None)
+    assert pieces == [[1, 2], [3, 4], [99]]
+    assert (output.token_ids, output.finish_reason) == ([1, 2, 3, 4, 99], "stop")
+    assert time.monotonic() - begun >= 0.15
+    begun = time.monotonic()
+    assert await backend.generate("a", [7], PARAMS) == output
+    assert time.monotonic() - begun >= 0.15
+
+
+async def test_a_listener_may_stop_it() -> None:
+    backend = await started([ScriptedTurn([1, 2, 3, 4], logprobs=[-1.0, -2.0, -3.0, -4.0], weight_version="v1")])
+    seen: list[int] = []
+
+    def two(ids: Sequence[int]) -> bool:
+        seen.extend(ids)
+        return len(seen) == 2
+
+    output = await backend.generate("a", [7], PARAMS, on_tokens=two)
+    assert output == TokenOutput([1, 2], [-1.0, -2.0], "stop", weight_spans=(WeightSpan("v1", 0, 2),))
+    assert seen == [1, 2]
+
+
+@pytest.mark.parametrize(("after", "streamed"), [(0, []), (2, [1, 2]), (9, [1, 2, 3, 99])])
+async def test_a_stream_may_break_off(after: int, streamed: list[int]) -> None:
+    backend = await started([ScriptedTurn([1, 2, 3], fail_after=after), [5]])
+    seen: list[int] = []
+    with pytest.raises(ModelError, match=f"after {len(streamed)} tokens"):
+        await backend.generate("a", [7], PARAMS, on_tokens=lambda ids: bool(seen.extend(ids)))
+    assert seen == streamed
+    assert (await backend.generate("a", [7], PARAMS)).token_ids == [5, 99]
+
+
+async def test_a_shared_script_is_played_in_order_of_arrival_and_a_cancelled_call_gives_its_turn_back() -> None:
+    backend = await started([ScriptedTurn([1], delay=0.2), [2], [3]], shared=True)
+    first = asyncio.ensure_future(backend.generate("a", [7], PARAMS))
+    await asyncio.sleep(0)
+    assert (await backend.generate("b", [7], PARAMS)).token_ids == [2, 99]
+    first.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await first
+    await backend.release("a")
+    assert (await backend.generate("c", [7], PARAMS)).token_ids == [1, 99]
+    assert (await backend.generate("a", [7], PARAMS)).token_ids == [3, 99]
+    with pytest.raises(ModelError, match="ends after 3 turns"):
+        await backend.generate("b", [7], PARAMS)
+    with pytest.raises(ConfigError, match="either"):
+        ScriptedBackend([[1]], scripts={"a": [[1]]}, shared=True)
+
+
+async def test_two_calls_of_one_id_at_once_play_two_turns() -> None:
+    backend = await started([ScriptedTurn([1], delay=0.05), [2]])
+    outputs = await asyncio.gather(*(backend.generate("a", [7], PARAMS) for _ in range(2)))
+    assert [output.token_ids for output in outputs] == [[1, 99], [2, 99]]

@@ -175,6 +175,14 @@ class ScriptedTurnConfig(Config):
     """Seconds before it comes back."""
     fault: Literal["raise", "abort", "hang"] | None = None
     """Fail, give up, or never come back."""
+    piece: int = Field(default=1, ge=1)
+    """Tokens that a streaming caller is handed at a time."""
+    token_delay: float = Field(default=0.0, ge=0)
+    """Seconds before each piece."""
+    fail_after: int | None = Field(default=None, ge=0)
+    """Break off after so many tokens."""
+    weight_version: str | None = None
+    """Name of the weights that sample it."""
 
 
 class ScriptedEngineConfig(Config):
@@ -186,6 +194,8 @@ class ScriptedEngineConfig(Config):
     """What every request plays, turn by turn."""
     repeat: bool = False
     """Start again after the last turn instead of failing."""
+    shared: bool = False
+    """All requests take turns from one list, in order of arrival, instead of each playing it from its start."""
     max_context: int | None = Field(default=None, ge=2)
     """Context window in tokens."""
 
@@ -193,8 +203,8 @@ class ScriptedEngineConfig(Config):
         """The engine, not started."""
         from uni_agent.engine.scripted import ScriptedBackend, ScriptedTurn
 
-        turns = [ScriptedTurn(t.ids, t.finish_reason, delay=t.delay, fault=t.fault) for t in self.turns]
-        return ScriptedBackend(turns, repeat=self.repeat, max_context=self.max_context)
+        turns = [ScriptedTurn(t.ids, **t.model_dump(exclude={"ids"})) for t in self.turns]
+        return ScriptedBackend(turns, repeat=self.repeat, shared=self.shared, max_context=self.max_context)
 
 
 class PluginEngineConfig(PluginConfig):
