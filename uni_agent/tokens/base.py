@@ -63,6 +63,18 @@ class StreamingParse(Protocol):
         ...
 
 
+class StreamingDecode(Protocol):
+    """The text of one generation while its ids arrive. Joined, the texts are `Renderer.decode` of all ids."""
+
+    def push(self, ids: Sequence[int]) -> str:
+        """The text that `ids` completed; what more ids could change is held back."""
+        ...
+
+    def finish(self) -> str:
+        """The text that was held back."""
+        ...
+
+
 class ToolParser(Protocol):
     """Reads tool calls out of generated text. Never evaluates it, never raises on it."""
 
@@ -108,8 +120,20 @@ class Renderer(Protocol):
         """The message that a generation says; a final stop token is not part of it."""
         ...
 
+    def stream(self, tools: Sequence[ToolSchema]) -> StreamingParse:
+        """The same for text that arrives in pieces (without the stop token)."""
+        ...
+
+    def stream_text(self) -> StreamingParse:
+        """The same where no call may be made: call markup is content as it stands."""
+        ...
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, control tokens included."""
+        ...
+
+    def decoder(self) -> StreamingDecode:
+        """The same for ids that arrive in pieces: a new decoder for one generation."""
         ...
 
     def limit(self, text: str, max_tokens: int, notice: str) -> str:

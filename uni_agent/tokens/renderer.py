@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from uni_agent.errors import ModelError
 from uni_agent.tokens.anchor import Anchor, AnchorError
 from uni_agent.tokens.base import ParsedOutput, StreamingParse, ToolParser, ToolSchema
+from uni_agent.tokens.decoding import TokenDecoder
 from uni_agent.tokens.limit import limit_tokens
+from uni_agent.tokens.no_tools import NoToolParser
 from uni_agent.tokens.parsers.reasoning import OutputParser
 from uni_agent.tokens.proof import Kind, TemplateProof, prove
 from uni_agent.tokens.template import ChatTemplate
@@ -60,6 +62,9 @@ class ChatTemplateRenderer:
             self.starts_in_reasoning = _OPEN_THINKING.search(prompt) is not None
             reasoning = _CLOSED_THINKING.search(prompt) is None
         self.output = OutputParser(tool_parser, reasoning=reasoning, starts_in_reasoning=self.starts_in_reasoning)
+        self.text_output = OutputParser(
+            NoToolParser(), reasoning=reasoning, starts_in_reasoning=self.starts_in_reasoning
+        )
         self._closing = self._closing_ids()
         self._stop = tuple(dict.fromkeys([*self._closing[-1:], *stop_token_ids]))
 
@@ -127,9 +132,17 @@ class ChatTemplateRenderer:
         """The same for text that arrives in pieces (without the stop token)."""
         return self.output.stream(tools)
 
+    def stream_text(self) -> StreamingParse:
+        """The same where no call may be made: call markup is content as it stands."""
+        return self.text_output.stream([])
+
     def decode(self, ids: Sequence[int]) -> str:
         """The text of `ids`, control tokens included; bytes that are no complete character become U+FFFD."""
         return self.tokenizer.decode(ids)
+
+    def decoder(self) -> TokenDecoder:
+        """The same for ids that arrive in pieces; see `TokenDecoder`."""
+        return TokenDecoder(self.tokenizer)
 
     def limit(self, text: str, max_tokens: int, notice: str) -> str:
         """See `limit_tokens`."""
