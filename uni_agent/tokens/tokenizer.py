@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -12,6 +13,7 @@ from tokenizers import Tokenizer
 from uni_agent.errors import ConfigError, MissingExtraError, boundary
 from uni_agent.tokens.vocabulary import ControlTokens, Spec, complete, without_controls
 
+_BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
 _PROBES = ("a", " a", "  a b", "\na", "\n\na", "é漢🧪", "user\nhi", "12 + 3", "{", "\t}\n")
 
 
@@ -31,6 +33,7 @@ class ChatTokenizer:
             self._full = Tokenizer.from_str(json.dumps(spec))
             self._plain = Tokenizer.from_str(json.dumps(plain))
         self.controls = ControlTokens(spec)
+        self._decoders = _decoders(spec.get("decoder"))
         for text, id_ in self.controls.ids.items():
             if self._full.token_to_id(text) != id_:
                 raise ConfigError(f"{name}: {text!r} should have id {id_}, it has {self._full.token_to_id(text)}")
@@ -91,6 +94,19 @@ class ChatTokenizer:
         return "".join(out)
 
     @property
+    def byte_level(self) -> bool:
+        """Whether the text of ids is their bytes, one after another."""
+        return self._decoders == ["ByteLevel"]
+
+    def token(self, id_: int) -> str | None:
+        """The token as the vocabulary writes it; None for an id outside the vocabulary."""
+        return self._full.id_to_token(id_)
+
+    def is_byte(self, id_: int) -> bool:
+        """Whether an ordinary token stands for one byte (`<0xE6>`) in a vocabulary of pieces."""
+        return "ByteFallback" in self._decoders and _BYTE.fullmatch(self.token(id_) or "") is not None
+
+    @property
     def special_tokens(self) -> dict[str, str]:
         """The names that templates know (`bos_token`, `eos_token`, …) → texts; absent when unset."""
         found: dict[str, str] = {}
@@ -138,6 +154,16 @@ class ChatTokenizer:
         for piece in self.controls.split(whole):
             ids += [piece.id] if piece.id is not None else self.encode_after_control(piece.text)
         return ids == self.encode(whole)
+
+
+def _decoders(decoder: Any) -> list[str]:
+    """The kinds of decoders that a tokenizer.json applies, in order."""
+    if not isinstance(decoder, dict):
+        return []
+    entry = cast(Spec, decoder)
+    if entry.get("type") == "Sequence":
+        return [kind for inner in cast(list[Any], entry.get("decoders") or []) for kind in _decoders(inner)]
+    return [str(entry.get("type"))]
 
 
 def _read(path: Path) -> Spec:
