@@ -9,19 +9,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from uni_agent.engine.base import SamplingParams
+from uni_agent.engine.base import SamplingParams, WeightSpan
+from uni_agent.engine.streaming import Handover
 from uni_agent.errors import MissingExtraError, ModelError, boundary
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationCall:
-    """One call on one replica. `call_id` is unique, and is what the server knows the call by."""
+    """One call on one replica. `call_id` is unique, and is what the server knows the call by.
+
+    `handover` is None when nobody listens: then the whole answer is asked for at once.
+    """
 
     call_id: str
     request_id: str
     prompt_ids: list[int]
     sampling: SamplingParams
     max_tokens: int
+    handover: Handover | None = None
 
 
 FinishReason = Literal["stop", "length", "abort"]
@@ -39,7 +44,7 @@ class Sampled:
     """What a server says it sampled. `logprob_ids` are the ids that stand beside `logprobs`, where it names them.
 
     `stop_id` is the stop token that it says it met; `prompt_tokens` and `completion_tokens` are its own counts. None is
-    what it does not tell.
+    what it does not tell. `requested`: it did not end by itself but on request, with `finish` "stop".
     """
 
     ids: list[Any] | None
@@ -49,6 +54,7 @@ class Sampled:
     stop_id: Any = None
     prompt_tokens: Any = None
     completion_tokens: Any = None
+    requested: bool = False
 
     def checked(self, call: GenerationCall) -> tuple[list[int], list[float] | None]:
         """The ids and one logprob for each. Raises ModelError unless all of it agrees: nothing is made up.
@@ -58,7 +64,7 @@ class Sampled:
         """
         if self.prompt_tokens is not None and self.prompt_tokens != len(call.prompt_ids):
             raise ModelError(f"the server read {self.prompt_tokens} prompt tokens, {len(call.prompt_ids)} were sent")
-        ids = _ids(self._agreed())
+        ids = self.agreed()
         if self.completion_tokens is not None and self.completion_tokens != len(ids):
             raise ModelError(f"the server sampled {self.completion_tokens} tokens but returned {len(ids)} ids")
         if self.finish == "abort" and self.logprobs is None:
@@ -67,6 +73,10 @@ class Sampled:
         if self.finish != "abort":
             self._check_end(ids, call)
         return ids, logprobs
+
+    def agreed(self) -> list[int]:
+        """The ids, the same by both accounts. Raises ModelError."""
+        return _ids(self._agreed())
 
     def _agreed(self) -> list[Any]:
         ids, beside = self.ids, self.logprob_ids
@@ -83,7 +93,7 @@ class Sampled:
     def _check_end(self, ids: list[int], call: GenerationCall) -> None:
         if isinstance(self.stop_id, int) and ids[-1:] != [self.stop_id]:
             raise ModelError(f"the server stopped at token {self.stop_id} but left it out of the ids it returned")
-        if not ids:
+        if not ids and not self.requested:
             raise ModelError(f"the server ended with {self.finish!r} but returned no token")
         if len(ids) > call.max_tokens:
             raise ModelError(f"the server returned {len(ids)} tokens, {call.max_tokens} were asked for")
@@ -106,6 +116,23 @@ def _logprobs(raw: Sequence[Any] | None, count: int) -> list[float]:
     if not all(type(value) in (int, float) and math.isfinite(value) for value in raw):
         raise ModelError("the server's logprobs are not all numbers")
     return [float(value) for value in raw]
+
+
+def weight_spans(raw: Any, length: int, *, cut: bool = False) -> tuple[WeightSpan, ...]:
+    """The spans of a list of `{version, start, end}` over `length` tokens; empty when the server tells none.
+
+    With `cut` they may reach further and are cut to the length. Raises ModelError for spans that cannot be.
+    """
+    spans: list[WeightSpan] = []
+    for item in map(mapping, listing(raw) or []):
+        start, end = item.get("start"), item.get("end")
+        if cut and type(start) is int and type(end) is int:
+            start, end = min(start, length), min(end, length)
+        if type(start) is not int or type(end) is not int or not 0 <= start <= end <= length:
+            raise ModelError(f"the server's weight_versions name tokens {start!r} to {end!r} of {length}")
+        if start < end:
+            spans.append(WeightSpan(str(item.get("version")), start, end))
+    return tuple(spans)
 
 
 def mapping(value: Any) -> dict[str, Any]:

@@ -7,11 +7,13 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
+from uni_agent.engine.checked import mapping
+from uni_agent.engine.streaming import EventReader
 from uni_agent.errors import ConfigError, ContextLengthError, ModelError, TurnTooLongError, boundary
 
 if TYPE_CHECKING:
@@ -27,6 +29,8 @@ _CONTEXT_WORDS = (
     "maximum allowed length",
     "too many tokens",
 )
+Take = Callable[[dict[str, Any]], "float | None"]
+"""Takes an event of a stream; see `ReplicaPool.stream`."""
 _KEEPALIVE_SECONDS = 3.0
 """Below the 5 s after which uvicorn drops an idle connection: a reused one must not be dying."""
 _MOST_TEXT = 500
@@ -41,7 +45,9 @@ class Replica:
 
 
 class ReplicaFault(ModelError):
-    """A replica failed before it returned anything, so that another may be asked.
+    """A replica failed before it returned anything, or in the middle of a stream: another may be asked.
+
+    Whoever has handed out a part of the stream must not ask again.
 
     `wait` is the server's own wish in seconds (`Retry-After`). `down` says that the replica is to be avoided for a
     while; one that only has too much to do is not.
@@ -132,12 +138,51 @@ class ReplicaPool:
         Raises ReplicaFault (nothing came back), TurnTooLongError (the read timeout has passed),
         ContextLengthError, RefusedError (4xx), and ModelError for an answer that broke off or is no JSON object.
         """
+        data = _encoded(body)
+        return await self._json("POST", replica, path, data, self._headers_for(session), self._read_timeout)
+
+    async def stream(
+        self, replica: Replica, path: str, body: Mapping[str, Any], take: Take, *, session: str = ""
+    ) -> bool:
+        """Give each event of the stream that answers `body` to `take`; whether the stream came to its end.
+
+        `take` returns None to go on, or the seconds that the rest may take (0: none is wanted). Raises as `post` does;
+        ReplicaFault also for a stream that breaks off or ends without `[DONE]`.
+        """
+        import aiohttp
+
+        where = f"{replica.url}{path}"
+        client, data, headers = self._session(), _encoded(body), self._headers_for(session)
+        events = _Events(where, take)
+        deadline = asyncio.timeout(self._read_timeout)
+        try:
+            async with (
+                deadline,
+                client.request("POST", where, data=data, headers=headers, allow_redirects=False) as response,
+            ):
+                if response.status != 200:
+                    wait = _seconds(response.headers.get("Retry-After"))
+                    raise failure(where, response.status, wait, _error_text(await response.read()))
+                if response.content_type != "text/event-stream":
+                    raise ModelError(f"{where} answers no event stream but {_text(await response.read())[:200]!r}")
+                return await events.read(response.content.iter_any(), deadline)
+        except aiohttp.ConnectionTimeoutError as error:
+            raise ReplicaFault(f"{where}: no connection within {self._connect_timeout:g} s") from error
+        except TimeoutError as error:
+            if events.enough:
+                return False
+            raise TurnTooLongError(f"{where}: no answer within {self._read_timeout:g} s") from error
+        except (aiohttp.ClientError, OSError) as error:
+            if events.enough:
+                return False
+            raise ReplicaFault(f"{where}: {type(error).__name__}: {error}") from error
+
+    def _headers_for(self, session: str) -> dict[str, str]:
         headers: dict[str, str] = {"Content-Type": "application/json"}
         if self._session_header is not None and session:
             # An id is free text; a header is not.
             headers[self._session_header] = quote(session, safe="/#:@+=,.~-_", errors="replace")
-        data = _encoded(body)
-        return await self._json("POST", replica, path, data, headers, self._read_timeout)
+        return headers
 
     async def tell(self, replica: Replica, path: str, body: Mapping[str, Any]) -> None:
         """Send `body`; the answer is not read. Raises ModelError when the replica cannot be reached."""
@@ -150,7 +195,7 @@ class ReplicaPool:
         status, wait, raw = await self._send(method, replica, path, data, headers, seconds)
         where = f"{replica.url}{path}"
         if status != 200:
-            raise _failure(where, status, wait, _error_text(raw))
+            raise failure(where, status, wait, _error_text(raw))
         try:
             value: Any = json.loads(raw)
         except ValueError as error:  # a page of a proxy, mostly
@@ -199,6 +244,46 @@ class ReplicaPool:
         return self._client
 
 
+@dataclass(slots=True)
+class _Events:
+    """The events of one answer on their way to `take`; `enough` once it wants no more."""
+
+    where: str
+    take: Take
+    enough: bool = False
+
+    async def read(self, chunks: AsyncIterable[bytes], deadline: asyncio.Timeout) -> bool:
+        """Whether `[DONE]` came; False when `take` wanted no more before."""
+        reader = EventReader()
+        async for chunk in chunks:
+            for raw in reader.feed(chunk):
+                if raw == b"[DONE]":
+                    return True
+                wanted = self.take(self._event(raw))
+                if wanted is not None and not self.enough:
+                    self.enough = True
+                    deadline.reschedule(asyncio.get_running_loop().time() + wanted)
+                if wanted == 0:
+                    return False
+        if self.enough:
+            return False
+        raise ReplicaFault(f"{self.where}: the stream ended without its last event")
+
+    def _event(self, raw: bytes) -> dict[str, Any]:
+        try:
+            value: Any = json.loads(raw)
+        except ValueError as error:
+            raise ModelError(f"{self.where} streams no JSON but {_text(raw)[:200]!r}") from error
+        if not isinstance(value, dict):
+            raise ModelError(f"{self.where} streams no JSON object but {_text(raw)[:200]!r}")
+        event = cast("dict[str, Any]", value)
+        if event.get("error"):
+            # The status line was sent before the server knew; its code stands in the event.
+            code = mapping(event["error"]).get("code")
+            raise failure(self.where, code if type(code) is int else 500, 0.0, _error_text(raw))
+        return event
+
+
 def is_context_error(text: str) -> bool:
     """Whether a server's message says that prompt or answer do not fit its window."""
     lower = text.lower()
@@ -210,7 +295,8 @@ def _encoded(body: Mapping[str, Any]) -> bytes:
         return json.dumps(body, allow_nan=False).encode()
 
 
-def _failure(where: str, status: int, wait: float, text: str) -> ModelError:
+def failure(where: str, status: int, wait: float, text: str) -> ModelError:
+    """The error that an HTTP status stands for; `wait` is the server's wish in seconds, `text` its words."""
     message = f"{where} answers HTTP {status}: {text}"
     if status in (400, 413, 422) and is_context_error(text):
         return ContextLengthError(message)

@@ -7,9 +7,10 @@ import uuid
 from abc import ABC, abstractmethod
 from contextlib import suppress
 
-from uni_agent.engine.base import SamplingParams, TokenOutput
+from uni_agent.engine.base import OnTokens, SamplingParams, TokenOutput
 from uni_agent.engine.checked import GenerationCall
 from uni_agent.engine.http import RefusedError, Replica, ReplicaFault, ReplicaPool
+from uni_agent.engine.streaming import Handover
 from uni_agent.errors import ConfigError, ContextLengthError, ModelError, TurnTooLongError
 
 ABORT_SECONDS = 2.0
@@ -20,7 +21,8 @@ class RemoteBackend(ABC):
     """A SamplingBackend over `pool`: a subclass speaks one server's protocol.
 
     A call that fails before anything came back goes to the next replica; after each round over all of them it waits,
-    `backoff` seconds at first and twice as long each time, for `retries` more rounds.
+    `backoff` seconds at first and twice as long each time, for `retries` more rounds. A stream that breaks off is
+    repeated only while no id was handed over.
     """
 
     def __init__(self, pool: ReplicaPool, *, retries: int = 3, backoff: float = 0.5) -> None:
@@ -63,7 +65,9 @@ class RemoteBackend(ABC):
             self._pool.mark(replica, down=True)
             return error
 
-    async def generate(self, request_id: str, prompt_ids: list[int], sampling: SamplingParams) -> TokenOutput:
+    async def generate(
+        self, request_id: str, prompt_ids: list[int], sampling: SamplingParams, *, on_tokens: OnTokens | None = None
+    ) -> TokenOutput:
         """Sample one continuation. Raises ContextLengthError for a full window, TurnTooLongError, else ModelError."""
         if not self._started:
             raise ModelError("the engine is not started")
@@ -73,12 +77,15 @@ class RemoteBackend(ABC):
             wait = self._backoff * 2**round_
             faults: list[ReplicaFault] = []
             for replica in self._pool.ranked(request_id):
-                call = GenerationCall(uuid.uuid4().hex, request_id, prompt, sampling, limit)
+                handover = None if on_tokens is None else Handover(on_tokens)
+                call = GenerationCall(uuid.uuid4().hex, request_id, prompt, sampling, limit, handover)
                 try:
                     return await self._attempt(replica, call)
                 except ReplicaFault as fault:
                     faults.append(fault)
                     self._pool.mark(replica, down=fault.down)
+                    if handover is not None and handover.count:
+                        raise ModelError(f"the stream broke off after {handover.count} tokens: {fault}") from fault
                     wait = max(wait, fault.wait)
             if round_ == self._retries:
                 tried = (
@@ -105,8 +112,10 @@ class RemoteBackend(ABC):
     async def _attempt(self, replica: Replica, call: GenerationCall) -> TokenOutput:
         try:
             output = await self._exchange(replica, call)
-        except (asyncio.CancelledError, TurnTooLongError):
-            self._abort_later(replica, call.call_id)
+        except BaseException as error:
+            streams = call.handover is not None and call.handover.count
+            if streams or isinstance(error, (asyncio.CancelledError, TurnTooLongError)):
+                self._abort_later(replica, call.call_id)
             raise
         self._pool.mark(replica, down=False)
         return output

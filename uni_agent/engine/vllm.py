@@ -6,17 +6,30 @@ Both are asked with token ids and answer with token ids; no text is read. See do
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from uni_agent.engine.base import TokenOutput, WeightSpan
-from uni_agent.engine.checked import GenerationCall, Sampled, count, decode_npy, finish_reason, listing, mapping
+from uni_agent.engine.base import TokenOutput
+from uni_agent.engine.checked import (
+    GenerationCall,
+    Sampled,
+    count,
+    decode_npy,
+    finish_reason,
+    listing,
+    mapping,
+    weight_spans,
+)
 from uni_agent.engine.http import RefusedError, Replica, ReplicaPool
 from uni_agent.engine.remote import ABORT_SECONDS, RemoteBackend
+from uni_agent.engine.streaming import Handover
 from uni_agent.errors import ConfigError, ModelError, boundary
 
 _NO_SUCH_ROUTE = (403, 404, 405)
 _ID_PREFIX = "token_id:"
+_NO_LOGPROB = -9999.0
+"""What vLLM writes for a logprob that is missing, NaN or minus infinity."""
 
 
 class VllmBackend(RemoteBackend):
@@ -57,18 +70,34 @@ class VllmBackend(RemoteBackend):
     async def _exchange(self, replica: Replica, call: GenerationCall) -> TokenOutput:
         if self._endpoint != "completions" and replica not in self._without_generate:
             try:
-                body = self._body(call, "generate")
-                answer = await self._pool.post(replica, "/inference/v1/generate", body, session=call.request_id)
-                return _read(answer, call, replica)
+                return await self._ask(replica, "/inference/v1/generate", self._body(call, "generate"), call)
             except RefusedError as error:
-                if error.status not in _NO_SUCH_ROUTE:
+                # A model that it does not serve is a 404, too.
+                if error.status not in _NO_SUCH_ROUTE or "does not exist" in str(error):
                     raise
                 if self._endpoint == "generate":
                     raise ModelError(f"{error}; start vLLM with --enable-scale-out") from error
                 self._without_generate.add(replica)
-        body = self._body(call, "completions")
-        answer = await self._pool.post(replica, "/v1/completions", body, session=call.request_id)
-        return _read(answer, call, replica)
+        return await self._ask(replica, "/v1/completions", self._body(call, "completions"), call)
+
+    async def _ask(self, replica: Replica, path: str, body: dict[str, Any], call: GenerationCall) -> TokenOutput:
+        if call.handover is None:
+            return _read(await self._pool.post(replica, path, body, session=call.request_id), call, replica)
+        stream = _Stream(call, call.handover, replica.url, lambda: self._stop(replica, call.call_id))
+        body = {**body, "stream": True, "stream_options": {"include_usage": True}}
+        ended = await self._pool.stream(replica, path, body, stream.take, session=call.request_id)
+        return _read(stream.answer(ended), call, replica, requested=stream.requested)
+
+    def _stop(self, replica: Replica, call_id: str) -> float:
+        """End a generation on request: by name, so that the last event with its weight versions still comes."""
+        if not self._names(replica):
+            return 0
+        self._abort_later(replica, call_id)
+        return ABORT_SECONDS
+
+    def _names(self, replica: Replica) -> bool:
+        """Whether the replica aborts by name. Without, the closed connection aborts, unless a proxy stands between."""
+        return self._endpoint != "completions" and replica not in self._without_generate
 
     def _body(self, call: GenerationCall, endpoint: Literal["generate", "completions"]) -> dict[str, Any]:
         sampling = sampling_fields(call)
@@ -76,17 +105,82 @@ class VllmBackend(RemoteBackend):
         if self._model is not None:
             body["model"] = self._model
         if endpoint == "generate":
-            return {**body, "token_ids": call.prompt_ids, "sampling_params": sampling}
+            asked = {"token_ids": call.prompt_ids, "return_token_ids": True}
+            return {**body, **asked, "sampling_params": sampling}
         asked = {"prompt": call.prompt_ids, "return_token_ids": True, "return_tokens_as_token_ids": True}
         return {**body, **sampling, **asked}
 
     async def _abort(self, replica: Replica, call_id: str) -> None:
-        # The closed connection aborts the call by itself, unless a proxy stands between.
-        if self._endpoint == "completions" or replica in self._without_generate:
+        if not self._names(replica):
             return
         body = {"request_ids": [f"generate-tokens-{call_id}"]}
         async with asyncio.timeout(ABORT_SECONDS):
             await self._pool.tell(replica, "/inference/v1/abort_requests", body)
+
+
+@dataclass(slots=True)
+class _Stream:
+    """Puts the events of one call together to the answer that it would have been as a whole.
+
+    `stop` ends the call on the server and returns the seconds in which its last event may still come.
+    """
+
+    call: GenerationCall
+    handover: Handover
+    url: str
+    stop: Callable[[], float]
+    ids: list[int] = field(default_factory=list[int])
+    logprobs: list[Any] = field(default_factory=list[Any])
+    last: dict[str, Any] = field(default_factory=dict[str, Any])
+    echoed: Any = None
+    usage: Any = None
+    requested: bool = False
+
+    def take(self, event: dict[str, Any]) -> float | None:
+        """Hand the event's ids over; what `ReplicaPool.stream` asks for. Raises ModelError when it is no chunk."""
+        self.usage = event.get("usage") or self.usage
+        self.echoed = event.get("prompt_token_ids") or self.echoed
+        choices = listing(event.get("choices"))
+        if choices is None or len(choices) > 1:
+            raise ModelError(f"{self.url} streams {len(choices or ())} choices, 1 was asked for")
+        if not choices:
+            return None
+        choice = mapping(choices[0])
+        self.echoed = choice.get("prompt_token_ids") or self.echoed
+        if self.last.get("finish_reason"):
+            raise ModelError(f"{self.url} streams on after its last chunk")
+        self.last = choice
+        return None if self.requested else self._add(choice)
+
+    def _add(self, choice: dict[str, Any]) -> float | None:
+        finish = choice.get("finish_reason")
+        with boundary(ModelError, f"{self.url}: the logprobs cannot be read"):
+            beside, logprobs = _beside(choice.get("logprobs"))
+        named = listing(choice.get("token_ids")) or []
+        sampled = Sampled(named, beside or None, logprobs, "stop" if finish == "stop" else "length")
+        ids = sampled.agreed()
+        if len(logprobs or ()) != len(ids):
+            raise ModelError(f"{self.url} streams {len(ids)} token ids with {len(logprobs or ())} logprobs")
+        self.ids += ids
+        self.logprobs += logprobs or ()
+        if len(self.ids) > self.call.max_tokens:
+            raise ModelError(f"{self.url} streams more than the {self.call.max_tokens} tokens that were asked for")
+        if self.handover.give(ids) and not finish:
+            self.requested = True
+            return self.stop()
+        return None
+
+    def answer(self, ended: bool) -> dict[str, Any]:
+        """The whole answer. Raises ModelError when the stream `ended` without a chunk that says how."""
+        if ended and not self.requested and not self.last.get("finish_reason"):
+            raise ModelError(f"{self.url}: the stream ended without a finish_reason")
+        choice: dict[str, Any] = {
+            **self.last,
+            "token_ids": self.ids,
+            "logprobs": {"tokens": self.ids, "token_logprobs": self.logprobs},
+            "prompt_token_ids": self.echoed,
+        }
+        return {"choices": [choice], "usage": self.usage}
 
 
 def sampling_fields(call: GenerationCall) -> dict[str, Any]:
@@ -117,7 +211,8 @@ def merged(fields: dict[str, Any], extra: Mapping[str, Any]) -> dict[str, Any]:
     return {**fields, **extra}
 
 
-def _read(answer: dict[str, Any], call: GenerationCall, replica: Replica) -> TokenOutput:
+def _read(answer: dict[str, Any], call: GenerationCall, replica: Replica, *, requested: bool = False) -> TokenOutput:
+    """The checked output. `requested`: it was stopped on request, and its last event may tell of more tokens."""
     choices = listing(answer.get("choices"))
     if not choices or len(choices) != 1:
         raise ModelError(f"{replica.url} returned {len(choices or ())} choices, 1 was asked for")
@@ -128,23 +223,26 @@ def _read(answer: dict[str, Any], call: GenerationCall, replica: Replica) -> Tok
     usage = mapping(answer.get("usage"))
     with boundary(ModelError, f"{replica.url}: the logprobs cannot be read"):
         logprob_ids, logprobs = _beside(choice.get("logprobs"))
-    finish = finish_reason(choice.get("finish_reason"))
+    finish = "stop" if requested else finish_reason(choice.get("finish_reason"))
     ids, checked = Sampled(
         listing(choice.get("token_ids")),
         logprob_ids,
         logprobs,
         finish,
-        stop_id=choice.get("stop_reason"),
+        stop_id=None if requested else choice.get("stop_reason"),
         prompt_tokens=usage.get("prompt_tokens"),
-        completion_tokens=usage.get("completion_tokens"),
+        completion_tokens=None if requested else usage.get("completion_tokens"),
+        requested=requested,
     ).checked(call)
+    if any(value <= _NO_LOGPROB for value in checked or ()):
+        raise ModelError(f"{replica.url} has no logprob for a token that it sampled")
     experts = choice.get("routed_experts")
     return TokenOutput(
         ids,
         checked,
         finish,
-        weight_spans=_weight_spans(choice.get("weight_versions"), len(ids)),
-        routed_experts=decode_npy(experts) if isinstance(experts, str) else experts,
+        weight_spans=weight_spans(choice.get("weight_versions"), len(ids), cut=requested),
+        routed_experts=None if requested else decode_npy(experts) if isinstance(experts, str) else experts,
         cached_tokens=count(mapping(usage.get("prompt_tokens_details")).get("cached_tokens")),
         extra={"replica": replica.url, "call_id": call.call_id},
     )
@@ -166,14 +264,3 @@ def _named(tokens: list[Any]) -> list[Any] | None:
     if tokens and all(isinstance(token, str) and token.startswith(_ID_PREFIX) for token in tokens):
         return [int(token.removeprefix(_ID_PREFIX)) for token in tokens]
     return None
-
-
-def _weight_spans(raw: Any, length: int) -> tuple[WeightSpan, ...]:
-    spans: list[WeightSpan] = []
-    for item in map(mapping, listing(raw) or []):
-        start, end = item.get("start"), item.get("end")
-        if type(start) is not int or type(end) is not int or not 0 <= start <= end <= length:
-            raise ModelError(f"the server's weight_versions name tokens {start!r} to {end!r} of {length}")
-        if start < end:
-            spans.append(WeightSpan(str(item.get("version")), start, end))
-    return tuple(spans)
