@@ -22,6 +22,7 @@ TIERS = (
     ("config",),
     ("engine",),
     ("tokens",),
+    ("trajectory",),
     ("deployment",),
     ("tools", "reward", "data"),
     ("model", "interaction"),

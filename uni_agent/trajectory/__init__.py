@@ -1,0 +1,1 @@
+"""One framework-neutral trajectory and its converters. See docs/trajectories.md."""
