@@ -10,10 +10,13 @@ from enum import StrEnum
 from uni_agent.gateway.canonical import ModelRequest
 from uni_agent.gateway.scenario import wire
 
-_HEAD = 120
-"""Two system prompts that begin with the same characters are taken for versions of one."""
+_EDGE = 120
+"""Two system prompts that begin or end with the same characters are taken for versions of one."""
 _MOST_OPENINGS = 512
 """So many openings of sub-agents are remembered, the newest."""
+
+_MOST_SYSTEMS = 64
+"""So many system prompts of the main conversation are remembered: some agents write theirs anew for each turn."""
 
 
 class Scenario(StrEnum):
@@ -118,18 +121,18 @@ class Rule:
 class SessionFacts:
     """What earlier requests of a session say about the next one. The default is a session without requests.
 
-    `started`: a main request came. `system`, `first_user` are digests, `head` the beginning of its system prompt,
-    `tools` whether it offered some, `max_tokens` its cap: all of the newest main request. `compacted`: a compaction was
-    asked for since. `sub_agents` holds the openings of sub-agents, oldest first.
+    `started`: a main request came. `first_user` is a digest, `edges` both ends of the system prompt, `tools` whether
+    some were offered, `max_tokens` the cap: all of the newest main request. `compacted`: a compaction came after it.
+    `systems` holds digests of the system prompts of main requests, `sub_agents` openings of sub-agents, oldest first.
     """
 
     started: bool = False
-    system: str = ""
-    head: str = ""
+    edges: tuple[str, str] = ("", "")
     first_user: str = ""
     tools: bool = False
     max_tokens: int | None = None
     compacted: bool = False
+    systems: tuple[str, ...] = ()
     sub_agents: tuple[str, ...] = ()
 
     def after(self, request: ModelRequest, tag: Tag) -> SessionFacts:
@@ -141,12 +144,14 @@ class SessionFacts:
             return replace(
                 self,
                 started=True,
-                system=view.system_digest,
-                head=_head(view.system),
+                edges=_edges(view.system),
                 first_user=digest(view.first_user),
                 tools=view.tools,
                 max_tokens=request.max_tokens,
                 compacted=False,
+                systems=(*(one for one in self.systems if one != view.system_digest), view.system_digest)[
+                    -_MOST_SYSTEMS:
+                ],
             )
         facts = replace(self, compacted=self.compacted or tag.scenario is Scenario.COMPACTION)
         if tag.scenario is not Scenario.SUB_AGENT or view.continues or view.opening in self.sub_agents:
@@ -157,9 +162,9 @@ class SessionFacts:
 
     def foreign_system(self, view: View) -> bool:
         """Whether a main request came and `view` has another system prompt, not a new version of the same."""
-        if not self.started or view.continues or self.compacted or view.system_digest == self.system:
+        if not self.started or view.continues or self.compacted or view.system_digest in self.systems:
             return False
-        return not self.head or self.head != _head(view.system)
+        return not any(one and one == other for one, other in zip(self.edges, _edges(view.system), strict=True))
 
     def foreign(self, view: View) -> bool:
         """Whether neither the system prompt nor the first user message is the main conversation's."""
@@ -171,5 +176,5 @@ def digest(text: str) -> str:
     return hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
 
 
-def _head(system: str) -> str:
-    return system[:_HEAD] if len(system) >= 2 * _HEAD else ""
+def _edges(system: str) -> tuple[str, str]:
+    return (system[:_EDGE], system[-_EDGE:]) if len(system) >= 2 * _EDGE else ("", "")

@@ -138,7 +138,7 @@ def _qwen_code_compaction(view: View, facts: SessionFacts) -> Scenario | None:
 
 
 def _qwen_code_sub_agent(view: View, facts: SessionFacts) -> Scenario | None:
-    named = view.system.startswith("You are a general-purpose subagent working for a parent agent")
+    named = view.system.startswith("You are a general-purpose subagent ")
     return Scenario.SUB_AGENT if _is_qwen_code(view) and named else None
 
 

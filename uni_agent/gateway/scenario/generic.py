@@ -61,12 +61,13 @@ def _summary(view: View, facts: SessionFacts) -> Scenario | None:
 
 
 def _sub_agent(view: View, facts: SessionFacts) -> Scenario | None:
-    return Scenario.SUB_AGENT if view.tools and view.fresh and facts.foreign(view) else None
+    # A session that began without tools began with a helper: what comes with tools then is the agent.
+    return Scenario.SUB_AGENT if view.tools and view.fresh and facts.tools and facts.foreign(view) else None
 
 
 def _known(view: View, facts: SessionFacts) -> Scenario | None:
     if view.continues:
-        known = bool(view.system) and view.system_digest != facts.system and view.system_digest in facts.sub_agents
+        known = bool(view.system) and view.system_digest not in facts.systems and view.system_digest in facts.sub_agents
     else:
         known = view.opening in facts.sub_agents and (facts.foreign_system(view) or not facts.started)
     return Scenario.SUB_AGENT if known else None
