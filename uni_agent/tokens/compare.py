@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, cast
 
@@ -30,7 +31,7 @@ def same_turn(sampled: Message, returned: Message) -> bool:
 
 
 def same_json(a: Any, b: Any) -> bool:
-    """Equality of JSON values: 1 and 1.0 are equal, 1 and true are not."""
+    """Equality of JSON values: numbers by their double (see `as_double`), while 1 and true are different."""
     if isinstance(a, bool) or isinstance(b, bool):
         return a is b
     if isinstance(a, Mapping) and isinstance(b, Mapping):
@@ -39,7 +40,21 @@ def same_json(a: Any, b: Any) -> bool:
     if isinstance(a, list) and isinstance(b, list):
         first, second = cast(list[Any], a), cast(list[Any], b)
         return len(first) == len(second) and all(map(same_json, first, second))
+    if isinstance(a, int | float) and isinstance(b, int | float):
+        first_number, second_number = as_double(a), as_double(b)
+        return first_number == second_number or (math.isnan(first_number) and math.isnan(second_number))
     return bool(a == b)
+
+
+def as_double(number: int | float) -> float:
+    """The IEEE double that a JSON number means, as JavaScript clients read it.
+
+    They write 12345678901234567890 as 12345678901234567000, 1e3 as 1000 and -0 as 0. What is too large is infinite.
+    """
+    try:
+        return float(number) + 0.0
+    except OverflowError:
+        return math.inf if number > 0 else -math.inf
 
 
 def _parts(message: Message) -> tuple[str, str]:

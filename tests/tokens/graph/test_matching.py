@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from typing import Any
@@ -87,6 +88,41 @@ def test_case_4_other_values_are_other_turns(session: MakeSession, arguments: st
     call: dict[str, Any] = {"id": "c", "function": {"name": "bash", "arguments": arguments}}
     prepared = s.prepare([user("go"), *parse_messages([{"role": "assistant", "tool_calls": [call]}]), result("A")])
     assert prepared.parent is None and prepared.drift == "forked" and prepared.continues is None
+
+
+@pytest.mark.parametrize(
+    ("written", "returned", "same"),
+    [
+        ("12345678901234567890", "12345678901234567000", True),
+        ("12345678901234567890", "12345678901234567168.0", True),
+        ("1e3", "1000", True),
+        ("-0.0", "0", True),
+        ("0.1", "0.10000000000000000555", True),
+        ("1e999", "1" + 400 * "0", True),
+        ("9007199254740993", "9007199254740992", True),
+        ("9007199254740994", "9007199254740992", False),
+        ("0.1", "0.10000000000000002", False),
+        ("1e999", "-1e999", False),
+        ("1", "true", False),
+        ("true", '"true"', False),
+        ("1", '"1"', False),
+    ],
+)
+@pytest.mark.parametrize("matcher", [StrictMatcher(), MaskedMatcher()])
+def test_case_4_numbers_are_the_doubles_that_a_javascript_client_makes_of_them(
+    session: MakeSession, matcher: StrictMatcher, written: str, returned: str, same: bool
+) -> None:
+    s = session(matcher=matcher)
+    text = f'<tool_call>\n{{"name": "bash", "arguments": {{"command": "a", "n": [{written}]}}}}\n</tool_call>'
+    turn = s.ask([user("go")], text)
+    arguments = f'{{"n": [{returned}], "command": "a"}}'
+    call: dict[str, Any] = {"id": "c", "function": {"name": "bash", "arguments": arguments}}
+    prepared = s.prepare([user("go"), *parse_messages([{"role": "assistant", "tool_calls": [call]}]), result("A")])
+    assert (prepared.parent is turn) == same
+    masked = Message(
+        "assistant", tool_calls=(ToolCall("c", "bash", {"n": json.loads(f"[{returned}]"), "command": "***"}),)
+    )
+    assert (s.prepare([user("go"), masked]).parent is turn) == (same and isinstance(matcher, MaskedMatcher))
 
 
 def test_case_4_a_malformed_call_comes_back_as_it_was_written(session: MakeSession) -> None:

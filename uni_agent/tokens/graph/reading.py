@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from uni_agent.tokens.compare import as_double
 from uni_agent.tokens.messages import arguments_of, in_call_order, thinking_apart
 from uni_agent.types import Message, ToolCall
 
@@ -99,7 +100,7 @@ def call_meaning(call: ToolCall) -> str:
 
 
 def json_meaning(value: Any) -> str:
-    """JSON text that is the same for equal values: keys sorted, 1.0 as 1. "" for a value too deep to be walked."""
+    """JSON text that is the same for equal values: keys sorted, numbers as doubles. "" for a value too deep to walk."""
     try:
         return json.dumps(_plain(value), sort_keys=True, ensure_ascii=False, separators=(",", ":"), default=repr)
     except RecursionError:
@@ -107,8 +108,8 @@ def json_meaning(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, float):
-        return int(value) if value.is_integer() else value
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return as_double(value)
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in cast(dict[Any, Any], value).items()}
     if isinstance(value, list):
