@@ -137,6 +137,13 @@ def mapping(data: Any, what: str) -> Mapping[str, Any]:
     return cast("dict[str, Any]", data)
 
 
+def integer(value: Any, what: str) -> int:
+    """`value`. Raises ValueError that names `what` when it is no whole number."""
+    if type(value) is not int:
+        raise ValueError(f"{what}: expected an integer, got {value!r}")
+    return value
+
+
 def text(raw: Mapping[str, Any], key: str, default: str = "") -> str:
     """The text under `key`. Raises ValueError for another type."""
     value = raw.get(key, default)

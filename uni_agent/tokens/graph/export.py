@@ -27,7 +27,8 @@ class Chain:
     context in it (mask 0, logprob 0.0). `cache.routed_experts` is None or a list of (start, rows) for the trained
     turns, `start` indexing `response_ids`. `turns` are the ids of all turns, `trained` of those trained here.
     `branched_from` is the last turn shared with an earlier chain, `continues` the id of the chain that a compaction
-    ended. `abandoned`: a retry replaced the leaf. `tags` are those of `turns`.
+    ended, or that this chain renders anew. `abandoned`: a retry replaced the leaf. `tags` are those of `turns`. `message_turns` has one item for each of
+    `messages`: the turn that it is, None for what was not sampled.
     """
 
     id: str
@@ -40,6 +41,7 @@ class Chain:
     continues: str | None
     abandoned: bool
     tags: tuple[str, ...]
+    message_turns: tuple[int | None, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,7 @@ class GraphAccount:
     """The account of a session. `tokens` is always balanced.
 
     `branches` counts chains beyond one per tree, `siblings` turns that were sampled for a request that was known,
-    `abandoned` the leaves that a retry replaced, kept or not. `drift` counts turns by how their history was recognised;
+    `abandoned` the leaves that a retry replaced, kept or not, `renewed` the trees that render a chain anew. `drift` counts turns by how their history was recognised;
     `rewrites` those whose history came in another spelling.
     """
 
@@ -58,6 +60,7 @@ class GraphAccount:
     siblings: int
     abandoned: int
     drift: Mapping[str, int]
+    renewed: int = 0
 
     @property
     def rewrites(self) -> int:
@@ -98,7 +101,8 @@ def account_of(
         drift[turn.drift] = drift.get(turn.drift, 0) + 1
     leaves = sum(not turn.contexts for turn in turns)
     siblings = sum(turn.context.turns[0] is not turn for turn in turns)
-    return GraphAccount(tokens, len(turns), len(trees), leaves - len(trees), siblings, len(left), drift)
+    renewed = sum(len(turn.renewed) for turn in turns)
+    return GraphAccount(tokens, len(turns), len(trees), leaves - len(trees), siblings, len(left), drift, renewed)
 
 
 def is_abandoned(turn: Turn) -> bool:
@@ -106,7 +110,7 @@ def is_abandoned(turn: Turn) -> bool:
 
     A repeat counts as a retry when its client marked it, or when it is unmarked and `turn` had been committed before.
     """
-    if turn.contexts:
+    if turn.contexts or turn.renewed:
         return False
     return any(
         (other.intent == "retry" and other.prepared_at > turn.prepared_at)
@@ -141,6 +145,7 @@ def _chain(name: str, path: Sequence[Turn], trained: frozenset[int], owner: Mapp
         continues=_owner_of(first.continues, owner),
         abandoned=is_abandoned(leaf),
         tags=tuple(turn.tag for turn in path),
+        message_turns=tuple(n for turn in path for n in (*(None for _ in turn.context.readings), turn.id)),
     )
 
 
