@@ -1,0 +1,159 @@
+"""One session: a graph, who may use it, and how far it has come."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from uni_agent.gateway.canonical import ModelRequest
+from uni_agent.gateway.config import SessionSettings
+from uni_agent.gateway.errors import ErrorKind, GatewayError
+from uni_agent.gateway.scenario import SessionFacts
+from uni_agent.tokens.graph import SessionGraph, Turn
+from uni_agent.tokens.graph.nodes import chain_messages
+from uni_agent.types import Message
+
+
+class Phase(StrEnum):
+    """Where a session stands. Nothing leads back to `active`."""
+
+    ACTIVE = "active"
+    """Turns are sampled and committed."""
+    FINALIZED = "finalized"
+    """Its trajectories are final."""
+    ABORTED = "aborted"
+    """Given up; what was committed can still be read."""
+
+
+def _nothing(reason: str, count: int) -> None:
+    """A session whose drops nobody writes down."""
+    del reason, count
+
+
+@dataclass(slots=True)
+class Session:
+    """The state of one session. All of it belongs to the gateway's event loop.
+
+    `api_key` and `reward_key` are digests of the keys. `minted` says that the gateway chose the id, which then is as
+    hard to guess as a key. `responses` maps the ids that clients were given for turns to (turn, how many of the chain's
+    first messages were instructions). `reason` is why the phase was left. `facts` is what the scenario rules know.
+    """
+
+    id: str
+    graph: SessionGraph
+    settings: SessionSettings
+    api_key: str
+    reward_key: str
+    minted: bool
+    created: float
+    last_used: float
+    phase: Phase = Phase.ACTIVE
+    reason: str = ""
+    reward_info: dict[str, Any] | None = None
+    responses: dict[str, tuple[Turn, int]] = field(default_factory=dict[str, tuple[Turn, int]])
+    ignored: dict[str, int] = field(default_factory=dict[str, int])
+    scenarios: dict[str, int] = field(default_factory=dict[str, int])
+    errors: dict[str, int] = field(default_factory=dict[str, int])
+    sampled: int = 0
+    requests: int = 0
+    limit_hit: str = ""
+    in_flight: set[asyncio.Task[Any]] = field(default_factory=set[asyncio.Task[Any]])
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    facts: SessionFacts = field(default_factory=SessionFacts)
+    recorded_facts: SessionFacts | None = None
+    ended: float | None = None
+    on_drop: Callable[[str, int], None] = _nothing
+
+    def check_active(self) -> None:
+        """Raises GatewayError when no turn can be taken any more."""
+        if self.phase is not Phase.ACTIVE:
+            raise GatewayError(ErrorKind.GONE, f"session {self.id} is {self.phase} ({self.reason})")
+
+    def admit(self) -> None:
+        """Raises GatewayError when the session may not take a turn now, or ever again."""
+        self.check_active()
+        settings = self.settings
+        if settings.max_turns is not None and len(self.graph.turns) >= settings.max_turns:
+            self.limit_hit = "max_turns"
+            raise GatewayError(ErrorKind.BUDGET, f"session {self.id} has used its {settings.max_turns} turns")
+        if settings.max_sampled_tokens is not None and self.sampled >= settings.max_sampled_tokens:
+            self.limit_hit = "max_sampled_tokens"
+            raise GatewayError(
+                ErrorKind.BUDGET, f"session {self.id} has used its {settings.max_sampled_tokens} sampled tokens"
+            )
+        if self.requests >= settings.max_concurrent:
+            raise GatewayError(
+                ErrorKind.RATE_LIMITED,
+                f"session {self.id} has {settings.max_concurrent} requests in flight, the most it may have",
+                retry_after=1.0,
+            )
+
+    def history(self, response_id: str) -> list[Message]:
+        """The conversation up to an earlier response, without its instructions. Raises GatewayError for unknown ids."""
+        known = self.responses.get(response_id)
+        if known is None:
+            raise GatewayError(
+                ErrorKind.NOT_FOUND,
+                f"Previous response with id {response_id!r} not found.",
+                param="previous_response_id",
+                details={"code": "previous_response_not_found"},
+            )
+        turn, instructions = known
+        return chain_messages(turn)[instructions:]
+
+    def note(self, request: ModelRequest, scenario: str) -> None:
+        """Count what the request is, and what of it is not done."""
+        self.scenarios[scenario] = self.scenarios.get(scenario, 0) + 1
+        for name in request.ignored:
+            self.ignored[name] = self.ignored.get(name, 0) + 1
+
+    def end(self, phase: Phase, reason: str, now: float) -> None:
+        """Leave `active`: what is under way is cancelled and cannot be committed."""
+        self.phase, self.reason, self.ended = phase, reason, now
+        self.graph.close()
+        for task in self.in_flight:
+            task.cancel()
+
+    def info(self) -> dict[str, Any]:
+        """What can be told of the session: no keys, no text."""
+        account = self.graph.account(abandoned=self.settings.abandoned)
+        return {
+            "session_id": self.id,
+            "phase": self.phase.value,
+            "reason": self.reason,
+            "created": self.created,
+            "last_used": self.last_used,
+            "in_flight": self.requests,
+            "turns": len(self.graph.turns),
+            "reward_info": self.reward_info,
+            "metadata": self.settings.metadata,
+            "limit_hit": self.limit_hit,
+            "scenarios": dict(self.scenarios),
+            "ignored": dict(self.ignored),
+            "errors": dict(self.errors),
+            "accounting": accounting(account),
+        }
+
+
+def accounting(account: Any) -> dict[str, Any]:
+    """A GraphAccount as JSON data."""
+    drift: Mapping[str, int] = account.drift
+    return {
+        **account.tokens.to_dict(),
+        "turns": account.turns,
+        "trees": account.trees,
+        "branches": account.branches,
+        "siblings": account.siblings,
+        "abandoned": account.abandoned,
+        "rewrites": account.rewrites,
+        "drift": dict(drift),
+    }
+
+
+def now() -> float:
+    """Unix seconds."""
+    return time.time()

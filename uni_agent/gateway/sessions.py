@@ -1,0 +1,409 @@
+"""All sessions of one process: opened, found by key, ended, forgotten, and rebuilt from the journal."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from uni_agent.errors import StoreError
+from uni_agent.gateway.canonical import FinishedTurn, ModelRequest
+from uni_agent.gateway.config import GatewayConfig, SessionSettings
+from uni_agent.gateway.errors import ErrorKind, GatewayError, invalid
+from uni_agent.gateway.journal import Entry, Journal, read_journal, turn_from_json, turn_to_json
+from uni_agent.gateway.keys import KeyKind, key_digest, random_key, read_key, signed_key
+from uni_agent.gateway.metrics import GatewayMetrics
+from uni_agent.gateway.scenario import Scenario, SessionFacts
+from uni_agent.gateway.session import Phase, Session, accounting, now
+from uni_agent.tokens.base import Renderer
+from uni_agent.tokens.graph import Chain, MaskedMatcher, SessionGraph, StrictMatcher, Turn, turn_record
+from uni_agent.tokens.graph.session import RendererFor
+from uni_agent.trajectory import Trajectory
+
+_FACTS = TypeAdapter(SessionFacts)
+_log = logging.getLogger(__name__)
+
+_REMEMBERED = 100_000
+"""Ids of forgotten sessions that are still known as such: a signed key must not open them again."""
+
+_SETTLE_SECONDS = 5.0
+"""How long the end of a session waits for its cancelled turns."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedSession:
+    """A new session and its two keys, which are not kept and cannot be asked for again."""
+
+    session_id: str
+    api_key: str
+    reward_key: str
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedSession:
+    """What a finished session left. `accounting` holds sampled == trained + masked + dropped."""
+
+    session_id: str
+    phase: Phase
+    reason: str
+    trajectories: list[Trajectory]
+    accounting: dict[str, Any]
+    reward_info: dict[str, Any] | None
+    metadata: dict[str, Any]
+
+    def to_json(self) -> dict[str, Any]:
+        """As the admin API answers."""
+        return {
+            "session_id": self.session_id,
+            "phase": self.phase.value,
+            "reason": self.reason,
+            "trajectories": [trajectory.to_json() for trajectory in self.trajectories],
+            "accounting": self.accounting,
+            "reward_info": self.reward_info,
+            "metadata": self.metadata,
+        }
+
+
+class Sessions:
+    """The sessions of one process. Belongs to one event loop.
+
+    `owns` says whether this process is responsible for an id; ids that are minted here always are.
+    """
+
+    def __init__(
+        self,
+        config: GatewayConfig,
+        renderer: Renderer,
+        metrics: GatewayMetrics,
+        *,
+        journal: Journal | None = None,
+        secret: bytes | None = None,
+        renderer_for: RendererFor | None = None,
+        owns: Callable[[str], bool] = lambda _: True,
+        clock: Callable[[], float] = now,
+    ) -> None:
+        self._config = config
+        self._renderer = renderer
+        self._renderer_for = renderer_for
+        self._metrics = metrics
+        self._journal = journal
+        self._secret = secret
+        self._owns = owns
+        self._clock = clock
+        self._tagger = config.scenarios.build()
+        self._sessions: dict[str, Session] = {}
+        self._forgotten: OrderedDict[str, None] = OrderedDict()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    # ------------------------------------------------------------------------------------------ opening
+
+    def open(self, session_id: str | None = None, settings: Mapping[str, Any] | None = None) -> OpenedSession:
+        """A new session. Raises GatewayError for an id in use, settings that cannot be, and when there are too many."""
+        minted = session_id is None
+        name = self._minted() if session_id is None else session_id
+        if name in self._sessions or name in self._forgotten:
+            raise invalid(f"session {name!r} exists; session ids are used once", "session_id")
+        try:
+            keys = self._key("api", name), self._key("reward", name)
+        except ValueError as error:
+            raise invalid(str(error), "session_id") from error
+        self._start(name, self._settings(settings or {}), key_digest(keys[0]), key_digest(keys[1]), minted)
+        return OpenedSession(name, *keys)
+
+    def _minted(self) -> str:
+        while True:
+            name = f"s-{secrets.token_hex(16)}"
+            if self._owns(name):
+                return name
+
+    def _key(self, kind: KeyKind, session_id: str) -> str:
+        return signed_key(self._secret, kind, session_id) if self._secret else random_key(kind, session_id)
+
+    def _settings(self, data: Mapping[str, Any]) -> SessionSettings:
+        base = self._config.session.model_dump()
+        for key, value in data.items():
+            if isinstance(base.get(key), dict) and isinstance(value, dict):
+                base[key] = {**base[key], **value}
+            else:
+                base[key] = value
+        try:
+            return SessionSettings.model_validate(base)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise invalid(f"{where}: {first['msg']}", where) from error
+
+    def _start(self, name: str, settings: SessionSettings, api: str, reward: str, minted: bool) -> Session:
+        if len(self._sessions) >= self._config.max_sessions:
+            self._sweep_ended(0.0)
+        if len(self._sessions) >= self._config.max_sessions:
+            raise GatewayError(
+                ErrorKind.RATE_LIMITED,
+                f"the gateway holds {len(self._sessions)} sessions, the most it may; finalize some",
+                retry_after=10.0,
+            )
+        created = self._clock()
+        data = {
+            "settings": settings.model_dump(mode="json"),
+            "api_key": api,
+            "reward_key": reward,
+            "minted": minted,
+            "created": created,
+        }
+        session = self._built(name, settings, api, reward, minted, created)
+        self._write("session", name, data)
+        self._sessions[name] = session
+        self._metrics.sessions.labels("opened").inc()
+        self._metrics.active.inc()
+        return session
+
+    def _built(
+        self, name: str, settings: SessionSettings, api: str, reward: str, minted: bool, created: float
+    ) -> Session:
+        matcher = MaskedMatcher() if settings.matcher == "masked" else StrictMatcher()
+        graph = SessionGraph(
+            name, self._renderer, matcher=matcher, renderer_for=self._renderer_for, thinking=settings.thinking
+        )
+        session = Session(name, graph, settings, api, reward, minted, created, created)
+        session.on_drop = lambda reason, count: self._dropped(session, reason, count)
+        return session
+
+    # ------------------------------------------------------------------------------------------ finding
+
+    def get(self, session_id: str) -> Session:
+        """The session. Raises GatewayError when there is none."""
+        session = self._sessions.get(session_id)
+        if session is None:
+            if session_id in self._forgotten:
+                raise GatewayError(ErrorKind.GONE, f"session {session_id} has ended and is no longer kept")
+            raise GatewayError(ErrorKind.NOT_FOUND, f"there is no session {session_id!r:.80}")
+        return session
+
+    def by_key(self, text: str, kind: KeyKind = "api") -> Session:
+        """The session that a key opens; under a shared secret it is created. Raises GatewayError."""
+        key = read_key(text)
+        wrong = GatewayError(ErrorKind.AUTHENTICATION, "the API key is no session key of this gateway")
+        if key is None:
+            raise wrong
+        if key.kind != kind:
+            raise GatewayError(ErrorKind.PERMISSION, f"this key is a {key.kind} key; a {kind} key is needed here")
+        session = self._sessions.get(key.session_id)
+        if session is None:
+            if not self._signed(text, kind, key.session_id):
+                raise wrong
+            if key.session_id in self._forgotten:
+                raise GatewayError(ErrorKind.GONE, f"session {key.session_id} has ended and is no longer kept")
+            other = [signed_key(self._secret or b"", k, key.session_id) for k in ("api", "reward")]
+            return self._start(
+                key.session_id, self._config.session, key_digest(other[0]), key_digest(other[1]), minted=False
+            )
+        known = session.api_key if kind == "api" else session.reward_key
+        if not secrets.compare_digest(known, key_digest(text)):
+            raise wrong
+        return session
+
+    def _signed(self, text: str, kind: KeyKind, session_id: str) -> bool:
+        return self._secret is not None and secrets.compare_digest(signed_key(self._secret, kind, session_id), text)
+
+    def page(self, after: str, limit: int) -> tuple[list[Session], bool]:
+        """At most `limit` sessions behind the one called `after` ("": from the first), and whether there are more."""
+        names = list(self._sessions)
+        start = names.index(after) + 1 if after in self._sessions else 0
+        return [self._sessions[name] for name in names[start : start + limit]], start + limit < len(names)
+
+    # ------------------------------------------------------------------------------------------ turns
+
+    def tag(self, session: Session, request: ModelRequest) -> str:
+        """What the request is for; the session remembers it."""
+        tag = self._tagger.tag(request, session.facts)
+        session.facts = session.facts.after(request, tag)
+        session.note(request, tag.scenario.value)
+        self._metrics.scenarios.labels(tag.scenario.value).inc()
+        return tag.scenario.value
+
+    def record(self, session: Session, turn: Turn, finished: FinishedTurn, request: ModelRequest) -> None:
+        """Keep a committed turn: in the journal, and under the id that its client was given."""
+        response = f"resp_{finished.head.id}" if request.wire.protocol == "openai_responses" else ""
+        if response:
+            session.responses[response] = (turn, request.instructions)
+        session.last_used = self._clock()
+        data: dict[str, Any] = {"record": turn_to_json(turn_record(turn)), "response_id": response}
+        if response:
+            data["instructions"] = request.instructions
+        if session.facts != session.recorded_facts:
+            data["facts"], session.recorded_facts = asdict(session.facts), session.facts
+        try:
+            self._write("turn", session.id, data)
+        except StoreError as error:
+            # The record waits in memory and is written before any other; the client asks again meanwhile.
+            raise GatewayError(
+                ErrorKind.OVERLOADED, f"the journal cannot be written: {error}", retry_after=5
+            ) from error
+
+    def _dropped(self, session: Session, reason: str, count: int) -> None:
+        try:
+            self._write("drop", session.id, {"reason": reason, "count": count})
+        except StoreError as error:
+            _log.error("%s", error)
+
+    # ------------------------------------------------------------------------------------------ ending
+
+    def set_reward(self, session: Session, info: Mapping[str, Any]) -> None:
+        """Keep the reward of a session that is not forgotten; the last one counts."""
+        self._write("reward", session.id, {"info": dict(info)})
+        session.reward_info = dict(info)
+
+    async def finalize(self, session: Session) -> None:
+        """End the session; `export` then always gives the same. Idempotent. Raises GatewayError for an aborted one."""
+        if session.phase is Phase.ABORTED:
+            raise GatewayError(ErrorKind.GONE, f"session {session.id} was aborted ({session.reason})")
+        if session.phase is Phase.ACTIVE:
+            await self._end(session, Phase.FINALIZED, "finalized")
+
+    async def abort(self, session: Session, reason: str = "aborted") -> None:
+        """Give the session up; what it holds stays readable. Idempotent. Raises GatewayError for a finalized one."""
+        if session.phase is Phase.FINALIZED:
+            raise GatewayError(ErrorKind.GONE, f"session {session.id} was finalized")
+        if session.phase is Phase.ACTIVE:
+            await self._end(session, Phase.ABORTED, reason)
+
+    async def _end(self, session: Session, phase: Phase, reason: str) -> None:
+        session.end(phase, reason, self._clock())
+        self._metrics.sessions.labels(phase.value).inc()
+        self._metrics.active.dec()
+        current = asyncio.current_task()
+        pending = [task for task in session.in_flight if task is not current]
+        if pending:
+            await asyncio.wait(pending, timeout=_SETTLE_SECONDS)
+        self._write("phase", session.id, {"phase": phase.value, "reason": reason, "ended": session.ended})
+
+    def export(self, session: Session) -> FinishedSession:
+        """What the session holds now."""
+        policy = session.settings.abandoned
+        reason = session.limit_hit or session.reason or "active"
+        return FinishedSession(
+            session.id,
+            session.phase,
+            session.reason,
+            [_trajectory(session, chain, reason) for chain in session.graph.trajectories(abandoned=policy)],
+            accounting(session.graph.account(abandoned=policy)),
+            session.reward_info,
+            session.settings.metadata,
+        )
+
+    def forget(self, session: Session) -> None:
+        """Let go of a session that has ended. Raises GatewayError for an active one."""
+        if session.phase is Phase.ACTIVE:
+            raise GatewayError(ErrorKind.INVALID_REQUEST, f"session {session.id} is active: finalize or abort it first")
+        self._write("forgotten", session.id, {})
+        self._drop(session.id)
+
+    def _drop(self, session_id: str) -> None:
+        del self._sessions[session_id]
+        self._forgotten[session_id] = None
+        while len(self._forgotten) > _REMEMBERED:
+            self._forgotten.popitem(last=False)
+
+    async def sweep(self) -> None:
+        """Abort sessions that nobody uses any more, and forget those that ended long ago."""
+        moment = self._clock()
+        for session in list(self._sessions.values()):
+            idle = session.phase is Phase.ACTIVE and not session.in_flight
+            if idle and moment - session.last_used > session.settings.ttl:
+                await self._end(session, Phase.ABORTED, "expired")
+        self._sweep_ended(self._config.retention)
+
+    def _sweep_ended(self, retention: float) -> None:
+        moment = self._clock()
+        for session in list(self._sessions.values()):
+            if session.ended is not None and moment - session.ended >= retention:
+                self.forget(session)
+
+    # ------------------------------------------------------------------------------------------ durability
+
+    def _write(self, kind: str, session_id: str, data: dict[str, Any]) -> None:
+        if self._journal is None:
+            return
+        try:
+            self._journal.append(kind, session_id, data)
+        except StoreError:
+            self._metrics.journal_failures.inc()
+            raise
+
+    @property
+    def healthy(self) -> bool:
+        """Whether everything that was committed is in the journal, or there is none."""
+        return self._journal is None or self._journal.healthy
+
+    def restore(self) -> int:
+        """Rebuild the sessions of the journal, which nobody writes meanwhile; how many there are. Raises StoreError."""
+        journal, self._journal = self._journal, None
+        if journal is None:
+            return 0
+        try:
+            for entry in read_journal(journal.path):
+                self._replay(entry)
+        except (ValueError, KeyError, TypeError) as error:
+            raise StoreError(f"{journal.path}: a record cannot be read: {error}") from error
+        finally:
+            self._journal = journal
+        active = sum(session.phase is Phase.ACTIVE for session in self._sessions.values())
+        self._metrics.active.set(active)
+        if self._forgotten:
+            journal.compact(set(self._sessions))
+        return len(self._sessions)
+
+    def _replay(self, entry: Entry) -> None:
+        data, name = entry.data, entry.session_id
+        if entry.kind == "session":
+            settings = SessionSettings.model_validate(data["settings"])
+            self._sessions[name] = self._built(
+                name, settings, data["api_key"], data["reward_key"], data["minted"], data["created"]
+            )
+            return
+        session = self._sessions.get(name)
+        if session is None:
+            return
+        session.last_used = entry.time
+        if entry.kind == "turn":
+            turn = session.graph.restore(turn_from_json(data["record"]))
+            session.sampled += len(turn.ids)
+            if data["response_id"]:
+                session.responses[data["response_id"]] = (turn, data["instructions"])
+            if "facts" in data:
+                session.facts = session.recorded_facts = _FACTS.validate_python(data["facts"])
+            session.scenarios[turn.tag] = session.scenarios.get(turn.tag, 0) + 1
+        elif entry.kind == "drop":
+            session.graph.record_drop(data["reason"], data["count"])
+            session.sampled += data["count"]
+        elif entry.kind == "reward":
+            session.reward_info = data["info"]
+        elif entry.kind == "phase":
+            session.end(Phase(data["phase"]), data["reason"], data["ended"])
+        elif entry.kind == "forgotten":
+            self._drop(name)
+
+
+def _trajectory(session: Session, chain: Chain, reason: str) -> Trajectory:
+    """The reward is the main conversation's; what a retry replaced has not come to the outcome that it judges."""
+    plain = Trajectory.from_chain(chain, session_id=session.id, materialization_reason=reason)
+    if plain.scenario != Scenario.MAIN or chain.abandoned or session.reward_info is None:
+        return plain
+    return replace(plain, reward=reward_of(session.reward_info), reward_info=dict(session.reward_info))
+
+
+def reward_of(info: Mapping[str, Any]) -> float | None:
+    """The number under `reward` or `score`; None when there is none."""
+    for name in ("reward", "score"):
+        value = info.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return float(value)
+    return None
