@@ -9,13 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from uni_agent.gateway.canonical import FinishedTurn, ModelRequest, TurnHead, Wire
+from uni_agent.gateway.protocols.base import ProtocolAdapter
 from uni_agent.gateway.protocols.openai_chat import OpenAIChatAdapter
 from uni_agent.tokens.base import ArgumentsDelta, ParsedOutput, ParserEvent
 from uni_agent.tokens.graph import StrictMatcher
 from uni_agent.types import Message, ToolCall, Usage
 
 FIXTURES = Path(__file__).parent / "fixtures"
-ADAPTER = OpenAIChatAdapter()
+ADAPTER: ProtocolAdapter = OpenAIChatAdapter()
 HEAD = TurnHead(id="0123456789abcdef01234567", model="policy", created=1_760_000_000, prompt_tokens=11)
 BASH: dict[str, Any] = {
     "type": "function",
@@ -39,7 +40,7 @@ def read_body(body: Any) -> ModelRequest:
 
 
 def call(name: str, arguments: str, *, error: str | None = None) -> ToolCall:
-    decoded = {} if error else json.loads(arguments)
+    decoded: dict[str, Any] = {} if error else json.loads(arguments)
     return ToolCall("internal", name, decoded, arguments, error)
 
 
