@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -18,8 +19,10 @@ WINDOW = 64
 
 @dataclass
 class Play:
-    """One answer. `stop_id` None at a `stop`: the first stop id of the request. `edit` changes the finished body;
-    `fault` answers in its place."""
+    """One answer; the first stop id of the request is appended at a `stop`. `edit` changes the finished body, `fault`
+    answers in its place. A stream has `piece` tokens in each event, `token_delay` seconds before it; after `breaks`
+    tokens the connection is reset, after `ends` the body ends as if all were said, after `fails` it tells of an error
+    (with that code and text). `edit_event` changes each event."""
 
     ids: list[int] = field(default_factory=lambda: [1, 2])
     finish: str = "stop"
@@ -29,6 +32,12 @@ class Play:
     delay: float = 0.0
     edit: Callable[[dict[str, Any]], None] | None = None
     fault: Callable[[web.Request], Awaitable[web.StreamResponse]] | None = None
+    piece: int = 1
+    token_delay: float = 0.0
+    breaks: int | None = None
+    ends: int | None = None
+    fails: tuple[int, int, str] | None = None
+    edit_event: Callable[[dict[str, Any]], None] | None = None
 
 
 @dataclass
@@ -39,7 +48,7 @@ class FakeServer:
     plays: list[Play]
     model: str = "tiny"
     key: str = ""
-    scale_out: bool = True
+    incremental: bool = False
     requests: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
     paths: list[str] = field(default_factory=list[str])
     headers: list[dict[str, str]] = field(default_factory=list[dict[str, str]])
@@ -47,6 +56,8 @@ class FakeServer:
     disconnected: int = 0
     url: str = ""
     window: int = WINDOW
+    deaf: bool = False
+    heard: asyncio.Event = field(default_factory=asyncio.Event)
 
     def app(self) -> web.Application:
         @web.middleware
@@ -85,6 +96,8 @@ class FakeServer:
     async def abort(self, request: web.Request) -> web.Response:
         body = await request.json()
         self.aborted.extend(body.get("request_ids") or [body.get("rid")])
+        if not self.deaf:
+            self.heard.set()
         return web.Response(status=200)
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
@@ -128,7 +141,91 @@ class FakeServer:
         answer = write(body, play, ids, logprobs, length)
         if play.edit is not None:
             play.edit(answer)
+        if body["stream"]:
+            return await self._stream(request, body, play, answer, len(ids))
         return web.json_response(answer)
+
+    async def _stream(
+        self, request: web.Request, body: dict[str, Any], play: Play, answer: dict[str, Any], total: int
+    ) -> web.StreamResponse:
+        cut = self._sglang_event if self.flavour == "sglang" else self._vllm_event
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
+        await response.prepare(request)
+        await response.write(b": keep-alive\n\n")
+
+        async def say(event: dict[str, Any]) -> None:
+            await response.write(b"data: " + json.dumps(event).encode() + b"\n\n")
+
+        try:
+            for start in range(0, max(total, 1), play.piece):
+                if play.fails is not None and play.fails[0] <= start:
+                    await say({"error": {"message": play.fails[2], "type": "Error", "code": play.fails[1]}})
+                    break
+                if play.breaks is not None and play.breaks <= start:
+                    await asyncio.sleep(0.02)  # what was written is on its way
+                    assert request.transport is not None
+                    request.transport.abort()
+                    return response
+                if play.ends is not None and play.ends <= start:
+                    return response
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self.heard.wait(), play.token_delay)
+                if self.heard.is_set() and self.flavour != "sglang":
+                    await say(cut(answer, start, start, "abort"))
+                    break
+                event = cut(answer, start, min(start + play.piece, total), None)
+                if play.edit_event is not None:
+                    play.edit_event(event)
+                await say(event)
+            else:
+                if self.flavour != "sglang":
+                    assert body["stream_options"] == {"include_usage": True}
+                    await say({"choices": [], "usage": answer["usage"]})
+            await response.write(b"data: [DONE]\n\n")
+        except (asyncio.CancelledError, ConnectionError):
+            self.disconnected += 1
+            raise
+        return response
+
+    def _vllm_event(self, answer: dict[str, Any], start: int, end: int, ending: str | None) -> dict[str, Any]:
+        """One event of vLLM 0.32: the ids that are new; reason and weight versions stand in the last one."""
+        whole = answer["choices"][0]
+        logprobs, ids = whole["logprobs"], whole["token_ids"]
+        if "content" in logprobs:
+            part: dict[str, Any] = {"content": logprobs["content"][start:end]}
+        else:
+            part = {key: value and value[start:end] for key, value in logprobs.items()}
+        length = len(logprobs["content"] if "content" in logprobs else logprobs["token_logprobs"])
+        last = ending is not None or end == length
+        versions = whole.get("weight_versions")
+        if versions and ending is not None:
+            versions = [{**span, "end": min(span["end"], end)} for span in versions if span["start"] < end]
+        choice: dict[str, Any] = {
+            "index": 0,
+            "finish_reason": (ending or whole["finish_reason"]) if last else None,
+            "stop_reason": whole["stop_reason"] if last and ending is None else None,
+            "token_ids": ids[start:end],
+            "logprobs": part,
+            "weight_versions": versions if last else None,
+        }
+        if "prompt_token_ids" in whole:
+            choice["prompt_token_ids"] = whole["prompt_token_ids"] if start == 0 else None
+        return {"choices": [choice], "usage": None}
+
+    def _sglang_event(self, answer: dict[str, Any], start: int, end: int, ending: str | None) -> dict[str, Any]:
+        """One event of SGLang: all ids until then, or what is new with `--incremental-streaming-output`."""
+        assert ending is None
+        meta, ids = answer["meta_info"], answer["output_ids"]
+        first = start if self.incremental else 0
+        rows = meta["output_token_logprobs"]
+        last = end == len(rows)
+        part = {
+            **meta,
+            "output_token_logprobs": rows[first:end],
+            "finish_reason": meta["finish_reason"] if last else None,
+        }
+        part["completion_tokens"] = meta["completion_tokens"] if last else end
+        return {"text": "x", "output_ids": ids[first:end], "meta_info": part}
 
     def _generate_body(
         self, body: dict[str, Any], play: Play, ids: list[int], logprobs: list[float], prompt: int
@@ -185,6 +282,8 @@ class FakeServer:
             reason["matched"] = ids[-1]
         if play.finish == "length":
             reason["length"] = len(ids)
+        if play.finish == "abort":
+            reason["message"] = "aborted for new weights"
         meta: dict[str, Any] = {
             "id": body["rid"],
             "finish_reason": reason,

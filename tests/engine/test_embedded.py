@@ -5,6 +5,8 @@ import math
 import random
 import threading
 from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -317,3 +319,72 @@ async def test_a_model_with_sliding_windows_is_refused(random_model: Path, tmp_p
     engine = EmbeddedBackend(tmp_path)
     with pytest.raises(ConfigError):
         await engine.start()
+
+
+async def test_each_token_is_handed_over_in_its_step_and_listening_changes_nothing(
+    backend: Backend, model_folder: Path
+) -> None:
+    chosen = params(12, 3)
+    async with backend(model_folder) as engine:
+        whole = await engine.generate("a", [5, 6, 7], chosen)
+        pieces: list[list[int]] = []
+        streamed = await engine.generate("b", [5, 6, 7], chosen, on_tokens=lambda ids: bool(pieces.append(list(ids))))
+    assert pieces == [[token] for token in whole.token_ids]
+    assert replace(streamed, cached_tokens=0) == replace(whole, cached_tokens=0)
+
+
+async def test_a_stop_on_request_ends_the_decode_and_keeps_what_was_computed(
+    backend: Backend, random_model: Path
+) -> None:
+    seen: list[int] = []
+    chosen = params(40, 3)
+
+    def three(ids: Sequence[int]) -> bool:
+        seen.extend(ids)
+        return len(seen) >= 3
+
+    async with backend(random_model) as engine:
+        cut = await engine.generate("a", [5, 6, 7], chosen, on_tokens=three)
+        assert cut.token_ids == seen and len(seen) == 3
+        assert cut.finish_reason == "stop" and cut.logprobs is not None and len(cut.logprobs) == 3
+        whole = await engine.generate("b", [5, 6, 7], chosen)
+        assert whole.token_ids[:3] == seen and len(whole.token_ids) > 4
+        again = await engine.generate("a", [5, 6, 7, *seen], chosen)
+        assert again.cached_tokens >= 5
+
+
+async def test_a_stop_on_request_at_the_last_token_changes_nothing(backend: Backend, random_model: Path) -> None:
+    async with backend(random_model) as engine:
+        output = await engine.generate("a", [5], SamplingParams(max_tokens=1, seed=3), on_tokens=lambda _: True)
+        assert (len(output.token_ids), output.finish_reason) == (1, "length")
+
+
+async def test_a_cancelled_stream_hands_over_nothing_more(backend: Backend, random_model: Path) -> None:
+    async with backend(random_model) as engine:
+        seen: list[int] = []
+        came = asyncio.Event()
+
+        def hear(ids: Sequence[int]) -> bool:
+            seen.extend(ids)
+            came.set()
+            return False
+
+        call = asyncio.ensure_future(engine.generate("a", [5], params(60, 3), on_tokens=hear))
+        await came.wait()
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        heard = len(seen)
+        assert 0 < heard < 60
+        await engine.generate("b", [5], SamplingParams(max_tokens=5))
+        assert len(seen) == heard
+
+
+async def test_a_listener_that_raises_ends_its_own_call(backend: Backend, random_model: Path) -> None:
+    def broken(_: Sequence[int]) -> bool:
+        raise ZeroDivisionError
+
+    async with backend(random_model) as engine:
+        with pytest.raises(ZeroDivisionError):
+            await engine.generate("a", [5], SamplingParams(max_tokens=20), on_tokens=broken)
+        assert (await engine.generate("b", [5], SamplingParams(max_tokens=5, seed=1))).token_ids

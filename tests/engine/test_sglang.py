@@ -132,3 +132,47 @@ async def test_the_window_is_read_from_whichever_route_names_it(routes: dict[str
     finally:
         await backend.close()
         await runner.cleanup()
+
+
+@pytest.mark.parametrize("incremental", [False, True])
+async def test_events_with_all_ids_or_only_the_new_ones_give_the_same(incremental: bool) -> None:
+    """`--incremental-streaming-output` decides on the server."""
+    async with playing("sglang", Play([1, 2, 3], piece=2, version="v1", cached=1)) as (backend, server):
+        server.incremental = incremental
+        pieces: list[list[int]] = []
+        output = await backend.generate("a", [5], PARAMS, on_tokens=lambda ids: bool(pieces.append(list(ids))))
+    assert pieces == [[1, 2], [3, 9]]
+    assert output.token_ids == [1, 2, 3, 9] and output.logprobs == [-0.25, -0.5, -0.75, -1.0]
+    assert (output.weight_spans, output.cached_tokens) == ((WeightSpan("v1", 0, 4),), 1)
+
+
+async def test_logprobs_may_come_whole_while_ids_come_in_pieces() -> None:
+    """As servers with `--stream-output` did."""
+
+    def whole(event: dict[str, Any]) -> None:
+        event["output_ids"] = event["output_ids"][-1:]
+
+    async with playing("sglang", Play([1, 2, 3], edit_event=whole)) as (backend, _):
+        assert (await backend.generate("a", [5], PARAMS, on_tokens=lambda _: False)).token_ids == [1, 2, 3, 9]
+
+
+async def test_versions_that_only_the_events_tell_are_kept_for_each_token() -> None:
+    """LIFE-05."""
+
+    def switched(event: dict[str, Any]) -> None:
+        if event["meta_info"]["completion_tokens"] > 1:
+            event["meta_info"]["weight_version"] = "v2"
+
+    async with playing("sglang", Play([1, 2], version="v1", edit_event=switched)) as (backend, _):
+        output = await backend.generate("a", [5], PARAMS, on_tokens=lambda _: False)
+    assert output.weight_spans == (WeightSpan("v1", 0, 1), WeightSpan("v2", 1, 3))
+
+
+@pytest.mark.parametrize(("status", "error"), [(400, ModelError), (503, ModelError)])
+async def test_an_abort_that_is_an_error_in_truth_is_one(status: int, error: type[Exception]) -> None:
+    def refused(body: dict[str, Any]) -> None:
+        body["meta_info"]["finish_reason"] |= {"status_code": status, "message": "bad grammar"}
+
+    async with playing("sglang", Play([], "abort", edit=refused), retries=0) as (backend, _):
+        with pytest.raises(error, match=f"HTTP {status}: bad grammar"):
+            await backend.generate("a", [5], PARAMS, on_tokens=lambda _: False)

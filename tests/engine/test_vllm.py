@@ -154,3 +154,31 @@ async def test_each_replica_has_its_own_endpoint() -> None:
             await backend.generate(f"r{i}", [5], PARAMS)
         await backend.close()
     assert set(new.paths) == {"/inference/v1/generate"} and set(old.paths) == {"/v1/completions"}
+
+
+async def test_a_logprob_that_vllm_does_not_have_is_no_number() -> None:
+    """TOK-08: it writes -9999.0 for one that is missing or minus infinity."""
+    async with playing("vllm-generate", Play(logprobs=[-0.5, -9999.0, -0.5])) as (backend, _):
+        with pytest.raises(ModelError, match="no logprob"):
+            await backend.generate("a", [5], PARAMS)
+
+
+async def test_a_model_that_is_not_served_any_more_is_no_missing_route() -> None:
+    gone = status(404, "The model `adapter` does not exist.")
+    async with playing("vllm-generate", gone, Play()) as (backend, server):
+        with pytest.raises(ModelError, match="does not exist"):
+            await backend.generate("a", [5], PARAMS)
+        await backend.generate("a", [5], PARAMS)
+    assert server.paths == ["/inference/v1/generate"] * 2
+
+
+async def test_a_prompt_that_the_server_reads_differently_is_an_error_also_in_a_stream() -> None:
+    """TOK-08."""
+
+    def other(event: dict[str, Any]) -> None:
+        event["prompt_token_ids"] = [5, 5]
+
+    async with playing("vllm-generate", Play(edit_event=other)) as (backend, server):
+        with pytest.raises(ModelError, match="not the one sent"):
+            await backend.generate("a", [5], PARAMS, on_tokens=lambda _: False)
+    assert server.requests[0]["return_token_ids"] is True

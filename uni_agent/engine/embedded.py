@@ -11,11 +11,13 @@ import hashlib
 import json
 import secrets
 from collections import OrderedDict
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from uni_agent.engine.base import SamplingParams, TokenOutput
+from uni_agent.engine.base import OnTokens, SamplingParams, TokenOutput
+from uni_agent.engine.streaming import Handover
 from uni_agent.errors import ConfigError, ContextLengthError, ModelError
 
 if TYPE_CHECKING:
@@ -94,7 +96,9 @@ class EmbeddedBackend:
         torch.set_num_threads(self._threads)
         return load(self._path, self._device, self._dtype), SessionStore, Worker
 
-    async def generate(self, request_id: str, prompt_ids: list[int], sampling: SamplingParams) -> TokenOutput:
+    async def generate(
+        self, request_id: str, prompt_ids: list[int], sampling: SamplingParams, *, on_tokens: OnTokens | None = None
+    ) -> TokenOutput:
         """Sample one continuation. Raises ContextLengthError when the prompt fills the window, ModelError otherwise."""
         worker = self._worker
         if worker is None:
@@ -106,6 +110,8 @@ class EmbeddedBackend:
         if len(self._counters) > _MOST_COUNTERS:
             self._counters.popitem(last=False)
         request = self._request(request_id, prompt_ids, sampling, count, future)
+        if on_tokens is not None:
+            request.step = _listener(Handover(on_tokens), request, worker, future)
         worker.submit(request)
         try:
             return await future
@@ -181,6 +187,36 @@ class EmbeddedBackend:
             worker.stop()
             if not await asyncio.to_thread(worker.join, _CLOSE_SECONDS):
                 raise ModelError(f"the embedded engine is still in one step after {_CLOSE_SECONDS:g} s")
+
+
+def _listener(
+    handover: Handover, request: Request, worker: Worker, future: asyncio.Future[TokenOutput]
+) -> Callable[[int, float], None]:
+    """What the worker's thread calls with each token: the caller's loop takes it, and ends the request on demand."""
+    loop = asyncio.get_running_loop()
+    ids: list[int] = []
+    logprobs: list[float] = []
+
+    def take(token: int, logprob: float) -> None:
+        if future.done():
+            return
+        ids.append(token)
+        logprobs.append(logprob)
+        try:
+            enough = handover.give([token])
+        except Exception as error:  # the caller's own: it must not end in the loop's handler
+            worker.cancel(request)
+            future.set_exception(error)
+            return
+        if enough and len(ids) < request.limit and token not in request.stop_ids:
+            worker.cancel(request)
+            future.set_result(TokenOutput(ids, logprobs, "stop", cached_tokens=request.cached))
+
+    def step(token: int, logprob: float) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(take, token, logprob)
+
+    return step
 
 
 def model_window(path: Path) -> int | None:

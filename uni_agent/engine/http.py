@@ -26,6 +26,7 @@ _CONTEXT_WORDS = (
     "max_model_len",
     "longer than the model",
     "maximum input length",
+    "maximum model length",
     "maximum allowed length",
     "too many tokens",
 )

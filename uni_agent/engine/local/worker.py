@@ -24,7 +24,11 @@ _PREFILL_TOKENS = 1024  # of one pass, padding included; between passes it is se
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One generation of at least 1 and at most `limit` tokens. `done` is called once, on the worker's thread."""
+    """One generation of at least 1 and at most `limit` tokens. `done` is called once, on the worker's thread.
+
+    `step` is called there with each token and its logprob, before `done`. `cached` is set before the first one: prompt
+    tokens that were not computed again.
+    """
 
     request_id: str
     prompt: list[int]
@@ -33,6 +37,8 @@ class Request:
     limit: int
     seed: int
     done: Callable[[TokenOutput | ModelError], None]
+    step: Callable[[int, float], None] | None = None
+    cached: int = 0
     cancelled: bool = False
     keep: bool = True
 
@@ -57,7 +63,6 @@ class _Running:
 
     request: Request
     generator: torch.Generator
-    cached: int
     ids: list[int] = field(default_factory=list[int])
     logprobs: list[float] = field(default_factory=list[float])
 
@@ -72,11 +77,13 @@ class _Running:
             raise ModelError("the model gave NaN logits")
         self.ids.append(token)
         self.logprobs.append(logprob)
+        if self.request.step is not None and not self.request.cancelled:
+            self.request.step(token, logprob)
         stopped = token in self.request.stop_ids
         if not stopped and len(self.ids) < self.request.limit:
             return None
         reason = "stop" if stopped else "length"
-        return TokenOutput(self.ids, self.logprobs, reason, cached_tokens=self.cached)
+        return TokenOutput(self.ids, self.logprobs, reason, cached_tokens=self.request.cached)
 
 
 class Worker:
@@ -182,7 +189,9 @@ class Worker:
             if logits is None:  # closing, or nobody waits any more
                 self._beginning.difference_update(r for r in requests if r.cancelled)
                 return
-            running = [_Running(p.request, generator_for(p.request.seed), cached=p.shared) for p in group]
+            for prompt in group:
+                prompt.request.cached = prompt.shared
+            running = [_Running(p.request, generator_for(p.request.seed)) for p in group]
             tokens, logprobs = sample(logits, [one.draw() for one in running])
         except Exception as error:  # only this group is hit: the batch was not touched
             _LOG.exception("the embedded engine failed in a prefill")
