@@ -18,6 +18,7 @@ from uni_agent.gateway.canonical import FinishedTurn, ModelRequest, ProtocolName
 from uni_agent.gateway.errors import ErrorKind, GatewayError
 from uni_agent.gateway.http.admin import AdminRoutes
 from uni_agent.gateway.http.bodies import decoded, read_body
+from uni_agent.gateway.http.forward import Forwarder
 from uni_agent.gateway.http.identity import session_of
 from uni_agent.gateway.http.reply import StreamReply, dumped, error_response, whole_response
 from uni_agent.gateway.node import GatewayNode
@@ -48,8 +49,11 @@ class GatewayServer:
     client: repeated and missing `/v1` are put right.
     """
 
-    def __init__(self, node: GatewayNode, *, admin_token: str | None = None) -> None:
+    def __init__(
+        self, node: GatewayNode, *, admin_token: str | None = None, forwarder: Forwarder | None = None
+    ) -> None:
         self.node = node
+        self._forwarder = forwarder
         self.admin_token = admin_token or secrets.token_urlsafe(32)
         self._adapters: Mapping[ProtocolName, ProtocolAdapter] = adapters()
         self._counter = AnthropicMessagesAdapter()
@@ -67,8 +71,9 @@ class GatewayServer:
 
     def app(self) -> web.Application:
         """The application, for a server of one's own."""
+        middlewares = [_errors] if self._forwarder is None else [_errors, _forwarding(self._forwarder)]
         app = web.Application(
-            client_max_size=int(self.node.config.max_body_mib * 2**20), middlewares=[_errors], logger=_log
+            client_max_size=int(self.node.config.max_body_mib * 2**20), middlewares=middlewares, logger=_log
         )
         app.router.add_get("/healthz", self._health)
         app.router.add_get("/metrics", self._metrics)
@@ -221,13 +226,21 @@ def _protocol(tail: str, headers: Mapping[str, str]) -> ProtocolName:
     return "anthropic_messages" if anthropic else "openai_chat"
 
 
+def _forwarding(forwarder: Forwarder) -> Any:
+    @web.middleware
+    async def forward(request: web.Request, handler: Handler) -> web.StreamResponse:
+        return await forwarder.handle(request, handler)
+
+    return forward
+
+
 @web.middleware
 async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """What no handler told: JSON in place of a page."""
     try:
         return await handler(request)
     except GatewayError as error:
-        return error_response(adapters()["openai_chat"], error)
+        return error_response(_adapter_for(request), error)
     except web.HTTPException as error:
         kind = ErrorKind.TOO_LARGE if error.status == 413 else ErrorKind.INVALID_REQUEST
         return error_response(adapters()["openai_chat"], GatewayError(kind, error.reason))
@@ -235,6 +248,11 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         raise
     except Exception:
         _log.exception("%s %s failed", request.method, request.path)
-        protocol = _protocol("/" + request.path.rpartition("/v1/")[2], request.headers)
         fault = GatewayError(ErrorKind.SERVER_ERROR, "the gateway failed; its log says why")
-        return error_response(adapters()[protocol], fault)
+        return error_response(_adapter_for(request), fault)
+
+
+def _adapter_for(request: web.Request) -> ProtocolAdapter:
+    """The adapter whose clients would ask for this path."""
+    tail = next((suffix for suffix in (*_SUFFIX, _COUNT) if request.path.endswith(suffix)), "/")
+    return adapters()[_protocol(tail, request.headers)]
