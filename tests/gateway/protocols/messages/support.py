@@ -167,10 +167,11 @@ def _extend(block: dict[str, Any], delta: dict[str, Any]) -> None:
 def _parsed(written: Any) -> Any:
     if not isinstance(written, str):
         return written
-    if not written:
-        return {}
+    decoded: Any = {}
     try:
-        decoded = json.loads(written)
+        decoded = json.loads(written or "{}")
     except ValueError:
-        return {"__unparsedToolInput": {"raw": written, "len": len(written)}}
-    return decoded if isinstance(decoded, dict) else {"__unparsedToolInput": {"raw": written, "len": len(written)}}
+        decoded = None
+    if isinstance(decoded, dict):
+        return cast("dict[str, Any]", decoded)
+    return {"__unparsedToolInput": {"raw": written, "len": len(written)}}

@@ -176,7 +176,10 @@ def test_halves_of_surrogate_pairs_become_the_replacement_character():
     )
     said = [m.content for m in request.messages] + [str(c.arguments) for m in request.messages for c in m.tool_calls]
     assert "".join(said).encode() and said[0] == "s\ufffd" and said[1] == "cut \ufffd"
-    assert [c.arguments for m in request.messages for c in m.tool_calls] == [{"command": "a\ufffd"}, {"command": "\ufffd"}]
+    assert [c.arguments for m in request.messages for c in m.tool_calls] == [
+        {"command": "a\ufffd"},
+        {"command": "\ufffd"},
+    ]
 
 
 def test_whole_pairs_stay():
@@ -338,12 +341,12 @@ def test_deferred_tools_are_shown_where_they_are_loaded_and_the_list_stays():
     before = read(USER, tools=[BASH])
     after = read(USER, ask, loaded, tools=[later, BASH])
     assert after.tools == before.tools
-    definition = {"type": "function", "function": {"name": "later", "description": "L", "parameters": {"type": "object"}}}
+    function = {"name": "later", "description": "L", "parameters": {"type": "object"}}
     assert after.messages[2].content == (
         'Tool loaded: {"type": "function", "function": {"name": "later", "description": "L", '
         '"parameters": {"type": "object"}}}\n'
     )
-    assert after.dialect == MessagesDialect((definition,))
+    assert after.dialect == MessagesDialect(({"type": "function", "function": function},))
     assert read(USER, ask, loaded, tools=[BASH]).messages[2].content == "Tool loaded: later\n"
 
 
@@ -354,17 +357,17 @@ def test_deferred_tools_that_nothing_here_could_load_are_ordinary_ones():
     assert names(read(tools=[later]).tools) == ["later"]
 
 
-@pytest.mark.parametrize(
-    ("tools", "path"),
-    [
-        ({}, "tools"),
-        ([1], "tools[0]"),
-        ([{"input_schema": {}}], "tools[0].name"),
-        ([{"name": 3}], "tools[0].name"),
-        ([BASH, {"name": "x", "type": 3}], "tools[1].type"),
-        ([{"name": "x", "input_schema": {"description": "\ud83d"}}], "tools[0].input_schema"),
-    ],
-)
+BAD_TOOLS: list[tuple[Any, str]] = [
+    ({}, "tools"),
+    ([1], "tools[0]"),
+    ([{"input_schema": {}}], "tools[0].name"),
+    ([{"name": 3}], "tools[0].name"),
+    ([BASH, {"name": "x", "type": 3}], "tools[1].type"),
+    ([{"name": "x", "input_schema": {"description": "\ud83d"}}], "tools[0].input_schema"),
+]
+
+
+@pytest.mark.parametrize(("tools", "path"), BAD_TOOLS)
 def test_tools_that_cannot_be_read_are_refused_with_their_path(tools: Any, path: str):
     assert refused(tools=tools).param == path
 
@@ -416,10 +419,9 @@ def test_parameters_have_the_names_of_sampling_params():
 
 def test_parameters_may_all_be_missing_or_null():
     bare = ADAPTER.read(wire({"messages": [USER]}))
-    nulls = dict.fromkeys(
-        ["temperature", "top_p", "top_k", "stop_sequences", "stream", "max_tokens", "model", "system", "tools"]
-        + ["tool_choice", "thinking", "metadata", "thread", "output_config", "context_management", "mcp_servers"]
-    )
+    names = "temperature top_p top_k stop_sequences stream max_tokens model system tools tool_choice thinking metadata"
+    more = "thread output_config context_management mcp_servers container"
+    nulls = dict.fromkeys([*names.split(), *more.split()])
     null = ADAPTER.read(wire({"messages": [USER], **nulls}))
     for request in (bare, null):
         assert (request.sampling, request.stop, request.max_tokens, request.stream) == ({}, (), None, False)

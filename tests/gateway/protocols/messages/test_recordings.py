@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import groupby
-from typing import Any
+from itertools import groupby, pairwise
+from typing import Any, cast
 
 import pytest
 
@@ -77,13 +77,15 @@ def test_every_request_is_read(client: str):
 def texts(messages: Sequence[dict[str, Any]]) -> list[str]:
     """Every text that a client sent, wherever it stands."""
     out: list[str] = []
-    for message in messages:
-        blocks: Any = message["content"]
-        while isinstance(blocks, list) and blocks:
-            out += [b[key] for b in blocks for key in ("text", "thinking") if key in b]
-            out += [b["content"] for b in blocks if isinstance(b.get("content"), str)]
-            blocks = [c for b in blocks if isinstance(b.get("content"), list) for c in b["content"]]
-        out += [blocks] if isinstance(blocks, str) else []
+    todo: list[Any] = [message["content"] for message in messages]
+    while todo:
+        item = todo.pop()
+        if isinstance(item, str):
+            out.append(item)
+        elif isinstance(item, list):
+            todo += cast("list[Any]", item)
+        elif item is not None:
+            todo += [item[key] for key in ("text", "thinking", "content") if key in item]
     return out
 
 
@@ -92,7 +94,7 @@ def test_each_request_goes_on_from_the_one_before(client: str):
     broken: set[tuple[str, str, int]] = set()
     pairs = 0
     for name, rows in scenarios(client):
-        for i, ((_, before), (_, after)) in enumerate(zip(rows, rows[1:], strict=False), start=1):
+        for i, ((_, before), (_, after)) in enumerate(pairwise(rows), start=1):
             pairs += 1
             if not goes_on(before, after):
                 broken.add((client, name, i))

@@ -56,9 +56,7 @@ GENERATIONS = {
 @pytest.mark.parametrize("thinking", [True, False], ids=["thinking kept", "thinking stripped"])
 @pytest.mark.parametrize("way", ["streamed", "whole"])
 @pytest.mark.parametrize("text", GENERATIONS.values(), ids=GENERATIONS.keys())
-def test_an_answer_that_comes_back_means_what_was_stored(
-    text: str, way: Literal["streamed", "whole"], thinking: bool
-):
+def test_an_answer_that_comes_back_means_what_was_stored(text: str, way: Literal["streamed", "whole"], thinking: bool):
     events, message = said_by(text, [BASH])
     turn = finished(message)
     answer = assembled(streamed(events, turn)) if way == "streamed" else ADAPTER.response(read(), [turn])
@@ -83,12 +81,27 @@ def test_a_client_that_strips_every_text_still_means_the_same():
 # ---------------------------------------------------------------------------------------- any generation
 
 PIECES = st.sampled_from(
-    ["word ", "\n", "  ", "<think>\n", "</think>\n\n", "`<tool_call>`", "é😀", call("{}"), call('{"a": "b"}'), call("{")]
-    + [call('{"c": [1.5, "}"]}', "other"), '<tool_call>\n{"name": "bash", "argum', "</tool_call>", "{", "}"]
+    [
+        "word ",
+        "\n",
+        "  ",
+        "<think>\n",
+        "</think>\n\n",
+        "`<tool_call>`",
+        "é😀",
+        call("{}"),
+        call('{"a": "b"}'),
+        call("{"),
+        call('{"c": [1.5, "}"]}', "other"),
+        '<tool_call>\n{"name": "bash", "argum',
+        "</tool_call>",
+        "{",
+        "}",
+    ]
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(PIECES, max_size=12), st.integers(1, 40))
 def test_any_generation_reads_the_same_streamed_and_whole(pieces: list[str], step: int):
     events, message = said_by("".join(pieces), [BASH], step=step)
@@ -135,7 +148,7 @@ def _call(index: int, text: str) -> ToolCall:
         return ToolCall("", f"t{index}", {}, text, "broken")
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(interleaved())
 def test_stream_02_pieces_in_any_order_reach_their_own_call(told: tuple[list[ParserEvent], FinishedTurn]):
     events, turn = told
@@ -148,43 +161,76 @@ def test_stream_02_pieces_in_any_order_reach_their_own_call(told: tuple[list[Par
 
 # ---------------------------------------------------------------------------------------- any request
 
-WORDS = st.one_of(st.text(max_size=5), st.sampled_from(["\ud83d", "text", "user", "assistant", "tool_use", "tool_result"]))
-SCALARS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), WORDS)
-JSON = st.recursive(
-    SCALARS, lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(WORDS, inner, max_size=3)), max_leaves=8
-)
-KINDS = ["text", "thinking", "redacted_thinking", "tool_use", "tool_result", "image", "document", "tool_reference", "odd"]
-FIELDS = ["text", "thinking", "id", "name", "input", "tool_use_id", "content", "source", "tool_name", "title", "data"]
+Any_ = st.SearchStrategy[Any]
 
-
-def some(keys: list[str], values: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    return st.dictionaries(st.sampled_from(keys), values, max_size=6)
-
-
-def block(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    kinds = st.sampled_from(KINDS)
-    return st.builds(lambda kind, fields: {**fields, "type": kind}, kinds, some(FIELDS, st.one_of(inner, SCALARS, JSON)))
-
-
-CONTENT = st.recursive(SCALARS, lambda inner: st.lists(block(inner), max_size=3), max_leaves=6)
-MESSAGE = st.builds(
-    lambda role, content: {"role": role, "content": content},
-    st.one_of(st.sampled_from(["user", "assistant", "system", "odd"]), SCALARS),
-    CONTENT,
-)
-TOOL = st.one_of(some(["name", "type", "description", "input_schema", "defer_loading"], st.one_of(JSON, WORDS)), JSON)
-OPTIONS = ["tool_choice", "temperature", "top_p", "top_k", "stop_sequences", "stream", "thinking", "max_tokens", "thread"]
-BODY = st.builds(
-    lambda messages, tools, system, rest: {"messages": messages, "tools": tools, "system": system, **rest},
-    st.one_of(st.lists(MESSAGE, max_size=4), JSON),
-    st.one_of(st.lists(TOOL, max_size=3), JSON),
-    CONTENT,
-    some([*OPTIONS, "output_config", "context_management", "model", "container", "mcp_servers"], JSON),
+WORDS: Any_ = st.text(max_size=5) | st.sampled_from(["\ud83d", "text", "user", "tool_use", "tool_result"])
+SCALARS: Any_ = st.none() | st.booleans() | st.integers() | st.floats() | WORDS
+JSON: Any_ = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=3), max_leaves=6
 )
 
 
-@settings(max_examples=500, deadline=None)
-@given(st.one_of(BODY, st.dictionaries(WORDS, JSON, max_size=4)))
+def fields(names: str, values: Any_) -> Any_:
+    """Objects with any of `names`."""
+    return st.dictionaries(st.sampled_from(names.split()), values, max_size=5)
+
+
+KINDS = [
+    "text",
+    "thinking",
+    "redacted_thinking",
+    "tool_use",
+    "tool_result",
+    "image",
+    "document",
+    "tool_reference",
+    "odd",
+]
+
+
+def blocks(inner: Any_) -> Any_:
+    """Lists of blocks."""
+    names = "text thinking id name input tool_use_id content source tool_name title data"
+    return st.lists(st.tuples(st.sampled_from(KINDS), fields(names, inner | JSON)).map(_block), max_size=3)
+
+
+def _block(pair: tuple[str, dict[str, Any]]) -> dict[str, Any]:
+    return {**pair[1], "type": pair[0]}
+
+
+CONTENT: Any_ = st.recursive(SCALARS, blocks, max_leaves=5)
+MESSAGE: Any_ = st.fixed_dictionaries(
+    {"role": st.sampled_from(["user", "assistant", "system", "odd"]) | SCALARS, "content": CONTENT}
+)
+TOOL: Any_ = fields("name type description input_schema defer_loading", JSON) | JSON
+OPTIONS = [
+    "tool_choice",
+    "temperature",
+    "top_p",
+    "top_k",
+    "stop_sequences",
+    "stream",
+    "thinking",
+    "max_tokens",
+    "thread",
+    "model",
+    "output_config",
+    "context_management",
+    "container",
+    "mcp_servers",
+]
+BODY: Any_ = st.fixed_dictionaries(
+    {
+        "messages": st.lists(MESSAGE, max_size=4) | JSON,
+        "tools": st.lists(TOOL, max_size=3) | JSON,
+        "system": CONTENT,
+    },
+    optional=dict.fromkeys(OPTIONS, JSON),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(BODY | st.dictionaries(WORDS, JSON, max_size=4))
 def test_any_body_is_read_or_refused(body: dict[str, Any]):
     try:
         request = ADAPTER.read(wire(body))

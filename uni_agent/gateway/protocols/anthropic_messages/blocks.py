@@ -129,7 +129,9 @@ def _document(block: Block, param: str, reference: Reference) -> Parts:
         case "content":
             body = parts_of(source.get("content"), f"{param}.source.content", reference)
         case other:
-            raise unsupported(f"{param}.source: only documents of text can be read, not {other!r:.60}", f"{param}.source")
+            raise unsupported(
+                f"{param}.source: only documents of text can be read, not {other!r:.60}", f"{param}.source"
+            )
     return [*(clean(line) for line in head), *body]
 
 
