@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from uni_agent.errors import MissingExtraError
+from uni_agent.trajectory.optional import load
 from uni_agent.trajectory.trajectory import Trajectory
 
 
@@ -22,10 +22,7 @@ def aligned_experts(trajectory: Trajectory) -> Any:
     pieces = [(start, rows) for start, rows in trajectory.routed_experts or () if len(rows)]
     if not pieces:
         return None
-    try:
-        import numpy
-    except ImportError as error:
-        raise MissingExtraError("numpy", "embedded", "routed_experts") from error
+    numpy = load("numpy", extra="embedded", needed_for="routed_experts")
     arrays: list[tuple[int, Any]] = [(start, numpy.asarray(rows)) for start, rows in pieces]
     shape, kind = arrays[0][1].shape[1:], arrays[0][1].dtype
     if len(shape) != 2 or any(rows.shape[1:] != shape for _, rows in arrays):

@@ -17,8 +17,8 @@ def fit(trajectory: Trajectory, *, max_prompt: int | None = None, max_response: 
 
     A prompt that is too long loses nothing: what is behind its first `max_prompt` tokens moves to the front of the
     response, as context. A response that is too long loses its end: sampled tokens there are counted in `dropped` under
-    `max_length`, and `extra["cut"]` says how many tokens of any kind. Messages and `num_turns` stay: they say what
-    happened.
+    `max_length`. `extra["cut"]` has the number of `tokens` of any kind and the `turn` that was cut in two (or None).
+    Messages and `num_turns` stay: they say what happened.
 
     Raises ValueError for a limit below 1, and for a trajectory with images that would have to be cut: which of them
     the cut tokens belong to is not known.
@@ -56,7 +56,9 @@ def _cut(t: Trajectory, limit: int) -> Trajectory:
         raise ValueError(f"trajectory {t.id!r}: {len(t.response_ids)} response tokens, and one with images is not cut")
     lost = sum(s.end - max(s.start, limit) for s in t.spans if s.kind == "sampled" and s.end > limit)
     dropped = {**t.dropped, TOO_LONG: t.dropped.get(TOO_LONG, 0) + lost} if lost else t.dropped
-    cut = len(t.response_ids) - limit + int(t.extra.get("cut", 0))
+    before = t.extra.get("cut", {"tokens": 0})["tokens"]
+    half = (t.turns[s.turn] for s in t.spans if s.kind == "sampled" and s.start < limit < s.end)
+    cut = {"tokens": before + len(t.response_ids) - limit, "turn": next(half, None)}
     experts = None
     if t.routed_experts is not None:
         experts = [(at, rows[: limit - at]) for at, rows in t.routed_experts if at < limit]

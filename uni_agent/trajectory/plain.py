@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
-from uni_agent.errors import MissingExtraError
+from uni_agent.trajectory.optional import load
 from uni_agent.types import Media, Message, ToolCall
 
 _ODD = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -193,8 +193,4 @@ def _call_from_json(data: Any) -> ToolCall:
 
 
 def _numpy() -> Any:
-    try:
-        import numpy
-    except ImportError as error:
-        raise MissingExtraError("numpy", "embedded", "routed_experts") from error
-    return numpy
+    return load("numpy", extra="embedded", needed_for="routed_experts")

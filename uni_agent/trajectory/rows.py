@@ -7,6 +7,7 @@ import math
 from typing import Any, cast
 
 from uni_agent.trajectory.codec import trajectory_to_json
+from uni_agent.trajectory.optional import load
 from uni_agent.trajectory.trajectory import Trajectory
 
 SCHEMA: dict[str, str] = {
@@ -68,9 +69,11 @@ def json_line(trajectory: Trajectory) -> str:
 
 
 def arrow_schema() -> Any:
-    """`SCHEMA` for pyarrow, e.g. `pyarrow.Table.from_pylist(rows, schema=arrow_schema())`."""
-    import pyarrow as pa
+    """`SCHEMA` for pyarrow, e.g. `pyarrow.Table.from_pylist(rows, schema=arrow_schema())`.
 
+    Raises MissingExtraError without pyarrow.
+    """
+    pa = load("pyarrow", extra="datasets", needed_for="a table")
     kinds: dict[str, Any] = {
         "string": pa.string(),
         "int64": pa.int64(),

@@ -56,9 +56,7 @@ def _part(part: str | Media) -> dict[str, Any]:
 
 def _whole_turns(t: Trajectory) -> set[int]:
     """Turns with at least one token, all of whose tokens are here and trained."""
-    whole: set[int] = set()
-    for span in t.spans:
-        cut = span.end == len(t.response_ids) and bool(t.extra.get("cut"))
-        if span.kind == "sampled" and span.end > span.start and not cut and all(t.response_mask[span.start : span.end]):
-            whole.add(t.turns[span.turn])
-    return whole
+    half: Any = t.extra.get("cut", {}).get("turn")
+    spans = (span for span in t.spans if span.kind == "sampled" and span.end > span.start)
+    whole = {t.turns[span.turn] for span in spans if all(t.response_mask[span.start : span.end])}
+    return whole - {half}

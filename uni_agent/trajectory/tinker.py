@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from uni_agent.errors import MissingExtraError
+from uni_agent.trajectory.optional import load
 from uni_agent.trajectory.trajectory import Trajectory
 
 _WEIGHTED = ("target_tokens", "weights")
@@ -49,14 +49,10 @@ def datum(trajectory: Trajectory, *, loss_fn: str, advantage: float | Sequence[f
     """The SDK's Datum with the inputs that `loss_fn` takes.
 
     `cross_entropy` takes target_tokens and weights; `importance_sampling`, `ppo` and the other policy losses take
-    target_tokens, logprobs and advantages. Raises ValueError for a policy loss without logprobs, and what `datum_fields`
-    raises; MissingExtraError when the SDK is not installed.
+    target_tokens, logprobs and advantages. Raises ValueError for a policy loss without logprobs, and what
+    `datum_fields` raises; MissingExtraError when the SDK is not installed.
     """
-    try:
-        import tinker  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise MissingExtraError("tinker", "tinker", "a Datum") from error
-    types: Any = tinker.types  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
+    types = load("tinker", extra="tinker", needed_for="a Datum").types
     fields = datum_fields(trajectory, advantage=advantage)
     inputs = loss_inputs(fields, loss_fn)
     tokens = fields["model_input"]["chunks"][0]["tokens"]
@@ -64,7 +60,7 @@ def datum(trajectory: Trajectory, *, loss_fn: str, advantage: float | Sequence[f
 
 
 def loss_inputs(fields: dict[str, Any], loss_fn: str) -> dict[str, list[Any]]:
-    """Of `datum_fields`' result, the inputs that `loss_fn` takes. Raises ValueError when logprobs are needed and None."""
+    """Of `datum_fields`' result, what `loss_fn` takes. Raises ValueError when it needs logprobs and has none."""
     names = _WEIGHTED if loss_fn == "cross_entropy" else _POLICY
     inputs = {name: fields["loss_fn_inputs"][name] for name in names}
     if any(value is None for value in inputs.values()):

@@ -9,10 +9,11 @@ import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from uni_agent.errors import ConfigError, MissingExtraError
+from uni_agent.errors import ConfigError
 from uni_agent.trajectory.experts import aligned_experts, missing_experts
 from uni_agent.trajectory.fit import fit
 from uni_agent.trajectory.join import logical_trajectories
+from uni_agent.trajectory.optional import load
 from uni_agent.trajectory.trajectory import Trajectory
 from uni_agent.types import Media
 
@@ -79,20 +80,17 @@ def agent_loop_output(trajectory: Trajectory, *, images: Callable[[Media], Any] 
     `images` makes of an image what the model's processor takes (default: a PIL image). Raises MissingExtraError when
     verl, or Pillow for images, is not installed.
     """
-    try:
-        from verl.experimental.agent_loop.agent_loop import (  # pyright: ignore[reportMissingImports]
-            AgentLoopOutput,  # pyright: ignore[reportUnknownVariableType]
-        )
-    except ImportError as error:
-        raise MissingExtraError("verl", "verl", "an AgentLoopOutput") from error
+    loop = load("verl.experimental.agent_loop.agent_loop", extra="verl", needed_for="an AgentLoopOutput")
     fields = agent_loop_fields(trajectory, **options)
     if media := fields["multi_modal_data"]:
         media["images"] = [(images or pil_image)(image) for image in media["images"]]
-    return AgentLoopOutput(**fields)  # pyright: ignore[reportUnknownVariableType]
+    return loop.AgentLoopOutput(**fields)
 
 
 def session_order(trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-    """The trajectories of one session in the order in which an agent loop returns them, those without response left out.
+    """The trajectories of one session in the order in which an agent loop returns them.
+
+    Those without a response, which verl cannot take, are left out; they have nothing to train.
 
     verl gives all of them the reward and the advantage of the last one: that is the last part of the longest logical
     trajectory of scenario `main` (of any scenario where there is none).
@@ -117,9 +115,9 @@ def transfer_queue_record(
     """Key, fields and tag of one trajectory in verl's TransferQueue (v1 trainer), tensors without padding.
 
     `uid` names the prompt, `session` its sample, `index` the trajectory in `session_order`; `global_steps` is the step
-    that asked for it. `row` holds what the dataset row adds (`reward_model`, `data_source`, … for validation). `options`
-    are those of `agent_loop_fields`. Ids, masks and positions are int64 [P], [T] or [P + T], logprobs float32 [T] (left
-    out where unknown), `rm_scores` float32 [T] with the reward at the last token.
+    that asked for it. `row` holds what the dataset row adds (`reward_model`, `data_source`, … for validation).
+    `options` are those of `agent_loop_fields`. Ids, masks and positions are int64 [P], [T] or [P + T], logprobs
+    float32 [T] (left out where unknown), `rm_scores` float32 [T] with the reward at the last token.
 
     Raises ValueError without a reward, for a uid with `_`, and for images without what the processor made of them:
     `multi_modal_inputs` and `position_ids`. Raises MissingExtraError without torch.
@@ -131,7 +129,7 @@ def transfer_queue_record(
     if trajectory.multi_modal_data and (multi_modal_inputs is None or position_ids is None):
         raise ValueError(f"trajectory {trajectory.id!r}: images need `multi_modal_inputs` and `position_ids`")
     fields = agent_loop_fields(trajectory, global_steps=global_steps, **options)
-    torch = _torch()
+    torch = load("torch", extra="embedded", needed_for="a TransferQueue record")
     prompts, responses = (torch.tensor(fields[key], dtype=torch.int64) for key in ("prompt_ids", "response_ids"))
     mask = torch.tensor(fields["response_mask"], dtype=torch.int64)
     scores = torch.zeros(len(responses), dtype=torch.float32)
@@ -165,7 +163,8 @@ def padded_fields(
     """Arrays of fixed lengths for verl's v0 batches: prompts padded on the left, responses on the right.
 
     `prompts` [`prompt_length`], `responses`, `response_mask`, `rollout_log_probs` (left out where unknown)
-    [`response_length`]; `input_ids`, `attention_mask`, `position_ids` of both together. Lengths are limited as `fit` does.
+    [`response_length`]; `input_ids`, `attention_mask`, `position_ids` of both together. Lengths are limited as `fit`
+    does.
     """
     t = fit(trajectory, max_prompt=prompt_length, max_response=response_length)
     left, right = prompt_length - len(t.prompt_ids), response_length - len(t.response_ids)
@@ -187,13 +186,10 @@ def padded_fields(
 
 def pil_image(media: Media) -> Any:
     """A PIL image in RGB. Raises ConfigError for bytes that are none, MissingExtraError without Pillow."""
+    pil = load("PIL.Image", extra="verl", needed_for="an image")
     try:
-        from PIL import Image, UnidentifiedImageError
-    except ImportError as error:
-        raise MissingExtraError("pillow", "verl", "an image") from error
-    try:
-        return Image.open(io.BytesIO(media.data)).convert("RGB")
-    except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError) as error:
+        return pil.open(io.BytesIO(media.data)).convert("RGB")
+    except (OSError, ValueError, SyntaxError, pil.DecompressionBombError) as error:
         raise ConfigError(f"an image of type {media.media_type!r} cannot be read: {error}") from error
 
 
@@ -237,11 +233,3 @@ def _scalars(info: Mapping[str, Any]) -> dict[str, Any]:
 
 def _trained(parts: Sequence[Trajectory]) -> int:
     return sum(sum(part.response_mask) for part in parts)
-
-
-def _torch() -> Any:
-    try:
-        import torch
-    except ImportError as error:
-        raise MissingExtraError("torch", "embedded", "a TransferQueue record") from error
-    return torch
