@@ -1,0 +1,156 @@
+"""Agent programs as people run them: each session ends as one trajectory in which every sampled token trains."""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from pathlib import Path
+
+import pytest
+
+from tests.gateway.clients.conftest import Serve
+from tests.gateway.clients.harness import Clients, Session, call, run_client
+
+pytestmark = [pytest.mark.slow]
+
+MODEL = "policy"
+TURNS = 9
+
+
+def claude_env(session: Session) -> dict[str, str]:
+    return {
+        "ANTHROPIC_BASE_URL": session.base_url,
+        "ANTHROPIC_API_KEY": session.api_key,
+        "ANTHROPIC_MODEL": MODEL,
+        "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+        "CLAUDE_CODE_AUTO_COMPACT_WINDOW": "200000",
+        "IS_SANDBOX": "1",  # it refuses to skip permissions as root elsewhere
+    }
+
+
+def test_ten_turns_of_claude_code_are_one_main_trajectory(clients: Clients, serve: Serve, tmp_path: Path) -> None:
+    commands = [f"echo line {i} >> made.txt" for i in range(TURNS)]
+    gateway = serve([*(call("Bash", {"command": command}, "Next.") for command in commands), "All lines are written."])
+    session = gateway.open()
+    argv = [clients.claude, "-p", "Write nine lines to made.txt.", "--dangerously-skip-permissions"]
+    argv += ["--output-format", "json", "--session-id", str(uuid.uuid4())]
+    done = run_client(argv, tmp_path, claude_env(session))
+    assert json.loads(done.stdout)["result"] == "All lines are written."
+    assert (tmp_path / "work" / "made.txt").read_text() == "".join(f"line {i}\n" for i in range(TURNS))
+    gateway.finalize(session).check("main")
+
+
+def codex_home(folder: Path, session: Session) -> dict[str, str]:
+    home = folder / "codex"
+    home.mkdir(parents=True)
+    (home / "config.toml").write_text(
+        f"""
+model = "{MODEL}"
+model_provider = "gateway"
+check_for_update_on_startup = false
+[analytics]
+enabled = false
+[model_providers.gateway]
+name = "gateway"
+base_url = "{session.base_url}/v1"
+env_key = "GATEWAY_KEY"
+wire_api = "responses"
+""",
+        encoding="utf-8",
+    )
+    return {"CODEX_HOME": str(home), "GATEWAY_KEY": session.api_key}
+
+
+def test_a_session_of_codex_is_one_main_trajectory(clients: Clients, serve: Serve, tmp_path: Path) -> None:
+    gateway = serve(
+        [
+            call("exec_command", {"cmd": "echo one > made.txt"}, "I make the file."),
+            call("exec_command", {"cmd": "echo two >> made.txt"}) + "\n" + call("exec_command", {"cmd": "echo three"}),
+            call("exec_command", {"cmd": "cat made.txt"}, "I look at it."),
+            "The file has two lines.",
+        ]
+    )
+    session = gateway.open()
+    argv = [clients.codex, "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
+    done = run_client([*argv, "Write two lines to made.txt."], tmp_path, codex_home(tmp_path, session))
+    assert done.stdout.strip().endswith("The file has two lines.")
+    assert (tmp_path / "work" / "made.txt").read_text() == "one\ntwo\n"
+    gateway.finalize(session).check("main")
+
+
+@pytest.mark.parametrize("api", ["chat", "responses"])
+def test_a_session_of_mini_swe_agent_is_one_main_trajectory(
+    clients: Clients, serve: Serve, tmp_path: Path, api: str
+) -> None:
+    gateway = serve(
+        [
+            call("bash", {"command": "echo one > made.txt"}, "I make the file."),
+            call("bash", {"command": "cat made.txt"}, "I look at it."),
+            call("bash", {"command": "echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT && cat made.txt"}, "Done."),
+        ]
+    )
+    session = gateway.open()
+    env = {
+        "OPENAI_API_BASE": f"{session.base_url}/v1",
+        "OPENAI_API_KEY": session.api_key,
+        "MSWEA_CONFIGURED": "true",
+        "MSWEA_COST_TRACKING": "ignore_errors",
+        "MSWEA_SILENT_STARTUP": "1",
+        "LITELLM_LOCAL_MODEL_COST_MAP": "True",  # else it asks the network for prices
+    }
+    argv = [clients.python, "-m", "minisweagent.run.mini", "-m", f"openai/{MODEL}", "-t", "Make the file made.txt."]
+    argv += ["-y", "-l", "0", "--exit-immediately", "-o", str(tmp_path / "trajectory.json"), "-c", "mini.yaml"]
+    if api == "responses":
+        argv += ["--model-class", "litellm_response"]
+    run_client(argv, tmp_path, env)
+    assert json.loads((tmp_path / "trajectory.json").read_text())["info"]["exit_status"] == "Submitted"
+    assert (tmp_path / "work" / "made.txt").read_text() == "one\n"
+    gateway.finalize(session).check("main")
+
+
+@pytest.mark.parametrize("api", ["chat", "responses"])
+@pytest.mark.parametrize("mode", ["whole", "stream"])
+def test_a_session_of_openai_agents_is_one_main_trajectory(
+    clients: Clients, serve: Serve, tmp_path: Path, api: str, mode: str
+) -> None:
+    gateway = serve([call("add", {"a": 2, "b": 3}, "I add."), call("add", {"a": 5, "b": 8.0}), "The sum is 13."])
+    session = gateway.open()
+    env = {"BASE_URL": f"{session.base_url}/v1", "API_KEY": session.api_key}
+    done = run_client(clients.driver("openai_agents", api, mode), tmp_path, env)
+    assert json.loads(done.stdout) == {"calls": [[2, 3], [5, 8]], "final": "The sum is 13."}
+    gateway.finalize(session).check("main")
+
+
+def test_a_sub_agent_of_openai_agents_is_a_trajectory_of_its_own(
+    clients: Clients, serve: Serve, tmp_path: Path
+) -> None:
+    """PROTO-05 with a real client that marks nothing."""
+    gateway = serve(
+        [
+            call("adder", {"input": "add 2 and 3"}, "I ask the adder."),
+            call("add", {"a": 2, "b": 3}),
+            "It is 5.",
+            "The adder says 5.",
+        ]
+    )
+    session = gateway.open()
+    env = {"BASE_URL": f"{session.base_url}/v1", "API_KEY": session.api_key}
+    done = run_client(clients.driver("openai_agents", "responses", "nested"), tmp_path, env)
+    assert json.loads(done.stdout) == {"calls": [[2, 3]], "final": "The adder says 5."}
+    gateway.finalize(session).check("sub_agent", "main", turns=[2, 2])
+
+
+def test_a_session_is_found_by_its_key_under_the_fixed_address(clients: Clients, serve: Serve, tmp_path: Path) -> None:
+    """The other identity: one base URL for all, and the key says which session it is."""
+    gateway = serve([call("Bash", {"command": "echo one > made.txt"}), "Done."])
+    session = gateway.open()
+    argv = [clients.claude, "-p", "Make made.txt.", "--dangerously-skip-permissions", "--bare"]
+    run_client(argv, tmp_path, claude_env(session) | {"ANTHROPIC_BASE_URL": gateway.url})
+    assert (tmp_path / "work" / "made.txt").read_text() == "one\n"
+    gateway.finalize(session).check("main")
+
+
+def test_the_variable_points_at_a_whole_installation(clients: Clients) -> None:
+    for program in (clients.claude, clients.codex, clients.python):
+        assert os.access(program, os.X_OK), program
