@@ -193,15 +193,24 @@ def test_stream_02_calls_that_interleave_are_blocks_in_a_row():
     assert [block["id"] for block in got["content"][1:]] == [f"toolu_{HEAD.id}00", f"toolu_{HEAD.id}01"]
 
 
-def test_what_follows_a_call_that_never_closes_waits_for_the_end():
+def test_no_call_is_closed_before_the_turn_is_committed():
     encoder = ADAPTER.stream(read(), HEAD)
     sent = encoder.opening()
-    for event in (CallStarted(0, "x"), ArgumentsDelta(0, '{"k": "v'), CallStarted(1, "y"), ArgumentsDelta(1, "{}")):
+    for event in (TextDelta("a"), CallStarted(0, "x"), ArgumentsDelta(0, "{}"), CallStarted(1, "y")):
         sent += encoder.event(event)
-    assert blocks(sent) == [("content_block_start", 0)]
-    calls = (ToolCall("", "x", {}, '{"k": "v', "broken"), ToolCall("", "y", {}, "{}"))
-    got = assembled(sent + encoder.finish(finished(Message("assistant", "", "", calls))))
-    assert [block["input"] for block in got["content"]] == ['{"k": "v', "{}"]
+    sent += encoder.event(ArgumentsDelta(1, "{}")) + encoder.event(TextDelta("\nb"))
+    assert blocks(sent) == [("content_block_start", 0), ("content_block_stop", 0), ("content_block_start", 1)]
+    calls = (ToolCall("", "x", {}, "{}"), ToolCall("", "y", {}, "{}"))
+    got = assembled(sent + encoder.finish(finished(Message("assistant", "a\nb", "", calls))))
+    assert [block.get("text", block.get("input")) for block in got["content"]] == ["a", "{}", "{}", "\nb"]
+
+
+def test_what_waits_behind_a_call_is_no_silence():
+    encoder = ADAPTER.stream(read(), HEAD)
+    for event in (CallStarted(0, "x"), ArgumentsDelta(0, "{}"), CallStarted(1, "y")):
+        encoder.event(event)
+    sent = [encoder.event(ArgumentsDelta(1, " ")) for _ in range(300)]
+    assert [frames(out) for out in sent if out] == [[("ping", {"type": "ping"})]] * 4
 
 
 def test_text_behind_a_call_is_a_block_of_its_own():
@@ -240,16 +249,6 @@ def test_stream_01_a_turn_that_fails_ends_with_an_error_and_closes_no_call():
     )
     assert not {"message_delta", "message_stop"} & {name for name, _ in got}
     assert blocks(sent)[-1] == ("content_block_start", 1)  # the call cannot have run
-
-
-def test_the_last_call_is_closed_only_by_the_end():
-    encoder = ADAPTER.stream(read(), HEAD)
-    sent = encoder.opening()
-    events, message = said_by(TEXT_AND_CALL)
-    for event in events:
-        sent += encoder.event(event)
-    assert blocks(sent)[-1] == ("content_block_start", 1)
-    assert ("content_block_stop", 1) in blocks(encoder.finish(finished(message)))
 
 
 # ------------------------------------------------------------------------------------------------ errors

@@ -97,22 +97,12 @@ def call_input(call: ToolCall) -> dict[str, Any]:
         return call.arguments
     if not call.raw_arguments.strip():
         return {}
-    decoded = object_of(call.raw_arguments)
+    decoded = _object_of(call.raw_arguments)
     if decoded is not None:  # refused for another reason, such as an unknown name: the client says so itself
         return decoded
     # Clients in JavaScript count UTF-16 units.
     length = len(call.raw_arguments.encode("utf-16-le", "surrogatepass")) // 2
     return {"__unparsedToolInput": {"raw": call.raw_arguments, "len": length}}
-
-
-def object_of(text: str) -> dict[str, Any] | None:
-    """The JSON object that `text` is, or None; None also for one that no client could take (NaN, nested too deeply)."""
-    try:
-        jsontext.loads(text)
-        decoded: Any = json.loads(text)
-    except ValueError:
-        return None
-    return cast("dict[str, Any]", decoded) if isinstance(decoded, dict) else None
 
 
 def _usage(prompt: int, completion: int) -> dict[str, Any]:
@@ -122,3 +112,13 @@ def _usage(prompt: int, completion: int) -> dict[str, Any]:
         "cache_read_input_tokens": 0,
         "output_tokens": completion,
     }
+
+
+def _object_of(text: str) -> dict[str, Any] | None:
+    """The JSON object that `text` is, or None; None also for one that no client could take (NaN, nested too deeply)."""
+    try:
+        jsontext.loads(text)
+        decoded: Any = json.loads(text)
+    except ValueError:
+        return None
+    return cast("dict[str, Any]", decoded) if isinstance(decoded, dict) else None

@@ -1,12 +1,10 @@
 """A turn as Messages events.
 
 Blocks come one after the other, each closed before the next opens: clients tell deltas apart by nothing else. So one
-block is live, what follows it waits, and the next one goes live once the live one can get no more. A text can get no
-more when a call begins; a call, when its JSON is an object that is closed. Calls whose JSON never closes hold back what
-follows until the end.
-
-The last block is closed by `finish`, behind the commit: clients may run a call as soon as its block is closed, and a
-call of a turn that fails would run again with the next try.
+block is live and what follows it waits. Thinking and text are closed when something else begins. The first call stays
+live until `finish`, behind the commit, and the rest comes then: Claude Code runs a call as soon as its block is closed,
+also when the turn fails afterwards (measured with 2.1.332), and no call may run that is on no record. So deltas of
+calls that interleave cannot mix either.
 """
 
 from __future__ import annotations
@@ -20,7 +18,6 @@ from uni_agent.gateway.protocols.anthropic_messages.answer import (
     call_block,
     ending,
     message,
-    object_of,
     signature,
     text_block,
     usage,
@@ -33,6 +30,10 @@ from uni_agent.tokens.parsers import jsontext
 Kind = Literal["text", "thinking", "call"]
 
 
+HELD_PER_PING = 64
+"""Events that may wait before a ping says that there is still something coming."""
+
+
 @dataclass(slots=True)
 class _Block:
     """`pieces` is everything it says so far; those before `sent` are with the client. `call` is a call's index."""
@@ -42,14 +43,6 @@ class _Block:
     sent: int = 0
     call: int = -1
     name: str = ""
-
-    @property
-    def closed(self) -> bool:
-        """Whether nothing can follow in it, once another block has begun."""
-        if self.kind != "call":
-            return True
-        last = next((piece for piece in reversed(self.pieces) if piece.strip()), "")
-        return last.rstrip().endswith("}") and object_of("".join(self.pieces)) is not None
 
 
 class MessagesStream:
@@ -62,6 +55,7 @@ class MessagesStream:
         self._opened = False
         self._calls: dict[int, _Block] = {}
         self._space: dict[Kind, str] = {}
+        self._held = 0
 
     def opening(self) -> bytes:
         """`message_start` and a ping."""
@@ -75,7 +69,9 @@ class MessagesStream:
             self._call(event.index, event.name)
         elif event.text:
             self._calls[event.index].pieces.append(event.text)
-        return self._flow()
+        out = self._flow()
+        self._held = 0 if out else self._held + 1
+        return out if self._held == 0 or self._held % HELD_PER_PING else self.heartbeat()
 
     def heartbeat(self) -> bytes:
         """A ping."""
@@ -135,7 +131,7 @@ class MessagesStream:
             out.append(self._open(block))
             out += [self._delta(block, piece) for piece in block.pieces[block.sent :]]
             block.sent = len(block.pieces)
-            if self._live + 1 == len(self._blocks) or not block.closed:
+            if self._live + 1 == len(self._blocks) or block.kind == "call":
                 break
             out.append(self._close())
         return b"".join(out)
