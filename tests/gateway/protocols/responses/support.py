@@ -11,7 +11,7 @@ from typing import Any
 
 from uni_agent.gateway.canonical import FinishedTurn, FinishReason, ModelRequest, TurnHead, Wire, call_id
 from uni_agent.gateway.protocols.openai_responses import OpenAIResponsesAdapter
-from uni_agent.tokens.base import ParserEvent
+from uni_agent.tokens.base import ParserEvent, ToolParser
 from uni_agent.tokens.graph import StrictMatcher
 from uni_agent.tokens.parsers.hermes import HermesToolParser
 from uni_agent.tokens.parsers.reasoning import OutputParser
@@ -64,10 +64,16 @@ class Said:
 
 
 def say(
-    request: ModelRequest, text: str, *, finish: FinishReason = "stop", pieces: int = 3, head: TurnHead = HEAD
+    request: ModelRequest,
+    text: str,
+    *,
+    finish: FinishReason = "stop",
+    pieces: int = 3,
+    head: TurnHead = HEAD,
+    parser: ToolParser | None = None,
 ) -> Said:
     """`text` read by the parsers that read real turns, in pieces of some characters."""
-    stream = OutputParser(HermesToolParser(), reasoning=True).stream(request.tools)
+    stream = OutputParser(parser or HermesToolParser(), reasoning=True).stream(request.tools)
     events: list[ParserEvent] = []
     for i in range(0, len(text), pieces):
         events += stream.feed(text[i : i + pieces])

@@ -68,7 +68,7 @@ def test_proto_18_nothing_is_written_in_many_ways(content: Any) -> None:
 
 
 def test_proto_18_parts_are_joined_as_they_are() -> None:
-    parts = [{"type": "input_text", "text": "a"}, "b", {"type": "text", "text": "c", "cache_control": {}}]
+    parts: list[Any] = [{"type": "input_text", "text": "a"}, "b", {"type": "text", "text": "c", "cache_control": {}}]
     assert read({"role": "developer", "content": parts, "phase": None}).messages == (Message("system", "abc"),)
 
 
@@ -116,7 +116,9 @@ def test_ids_tell_turns_apart_that_follow_each_other() -> None:
 
 
 def test_the_handle_of_the_thinking_tells_turns_apart_too() -> None:
-    thoughts = [{"type": "reasoning", "summary": [], "encrypted_content": thinking_handle(id_)} for id_ in (A, B)]
+    thoughts: list[Any] = [
+        {"type": "reasoning", "summary": [], "encrypted_content": thinking_handle(id_)} for id_ in (A, B)
+    ]
     messages = read(user("go"), text_item("one", id=f"msg_{A}00"), thoughts[0], thoughts[1], text_item("two")).messages
     assert [message.content for message in messages] == ["go", "one", "two"]
 
@@ -225,13 +227,14 @@ def test_instructions_lead_and_a_previous_response_keeps_its_whole_name() -> Non
 
 def test_a_string_is_a_user_message_and_nothing_is_an_error() -> None:
     assert read_body({"input": "hello"}).messages == (Message("user", "hello"),)
-    for body in ({}, {"input": []}, {"input": None}, {"input": [], "instructions": "x"}):
+    bodies: list[dict[str, Any]] = [{}, {"input": []}, {"input": None}, {"input": [], "instructions": "x"}]
+    for body in bodies:
         with pytest.raises(GatewayError, match="nothing to answer"):
             read_body(body)
 
 
 def test_proto_13_custom_tools_are_offered_and_vendor_tools_left_out() -> None:
-    tools = [
+    tools: list[Any] = [
         {"type": "function", "name": "shell", "parameters": {"type": "object"}},
         {**PATCH, "description": None},
         {"type": "web_search"},

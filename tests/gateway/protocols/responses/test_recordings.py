@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
+from typing import Any, cast
 
 import pytest
 
@@ -37,17 +39,17 @@ def served(recorded: Recorded) -> Message | None:
 def test_every_recorded_request_is_read(name: str) -> None:
     for recorded in recordings()[name]:
         request = read_body(recorded.body)
-        items = recorded.body["input"]
+        items = cast("list[dict[str, Any]] | str", recorded.body["input"])
         roles = [message.role for message in request.messages]
         said = [message for message in request.messages if message.role == "assistant"]
         assert all(message.content or message.reasoning or message.tool_calls for message in said)
-        if isinstance(items, list):
+        if not isinstance(items, str):
             results = [item for item in items if str(item.get("type")).endswith("_call_output")]
             calls = [item for item in items if item.get("type") in ("function_call", "custom_tool_call")]
             assert roles.count("tool") == len(results)
             assert [call.id for message in said for call in message.tool_calls] == [c["call_id"] for c in calls]
             assert roles.count("user") == sum(item.get("role") == "user" for item in items)
-        assert not any(a == b == "assistant" for a, b in zip(roles, roles[1:], strict=False))
+        assert not any(a == b == "assistant" for a, b in pairwise(roles))
         assert request.model and request.stream is bool(recorded.body.get("stream"))
         assert request.instructions == bool(recorded.body.get("instructions"))
 
