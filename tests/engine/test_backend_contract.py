@@ -14,10 +14,13 @@ import pytest
 from pydantic import TypeAdapter
 
 import uni_agent
+from tests.engine.fake_clients import Answer, FakeTinkerClient, FakeTinkerSdk, FakeVerlClient
 from tests.engine.fake_servers import FakeServer, Flavour, Play, hang_up, page, serving, status
 from uni_agent.engine import EngineConfig, SamplingBackend, SamplingParams, WeightSpan
 from uni_agent.engine.sampler import sample
 from uni_agent.engine.scripted import ScriptedBackend, ScriptedTurn
+from uni_agent.engine.tinker import TinkerBackend
+from uni_agent.engine.verl import VerlBackend
 from uni_agent.errors import ConfigError, ContextLengthError, ModelError, TurnTooLongError
 from uni_agent.model.tokens import AgentChatModel
 from uni_agent.tokens.config import RendererConfig
@@ -50,7 +53,7 @@ async def playing(flavour: Flavour, *plays: Play, **options: Any) -> AsyncGenera
 Make = Callable[..., Awaitable[SamplingBackend]]
 
 
-@pytest.fixture(params=["scripted", *REMOTE])
+@pytest.fixture(params=["scripted", "verl", "tinker", *REMOTE])
 async def make(request: pytest.FixtureRequest) -> AsyncGenerator[Make]:
     """Makes a backend with a window of 64 that plays (ids, finish reason, seconds); it is not started."""
     async with AsyncExitStack() as stack:
@@ -59,6 +62,11 @@ async def make(request: pytest.FixtureRequest) -> AsyncGenerator[Make]:
             if request.param == "scripted":
                 turns = [ScriptedTurn(ids, cast("Any", finish), delay=delay) for ids, finish, delay in plays]
                 backend: SamplingBackend = ScriptedBackend(turns, max_context=64)
+            elif request.param == "verl":
+                backend = VerlBackend(FakeVerlClient(*(Answer(*play) for play in plays)), max_context=64)
+            elif request.param == "tinker":
+                client = FakeTinkerClient(*(Answer(*play) for play in plays))
+                backend = TinkerBackend(client=client, sdk=FakeTinkerSdk, model_path="tinker://w", max_context=64)
             else:
                 server = await stack.enter_async_context(
                     serving(request.param, *(Play(ids, finish, delay=delay) for ids, finish, delay in plays))

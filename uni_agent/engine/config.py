@@ -164,6 +164,45 @@ class SglangEngineConfig(RemoteEngineConfig):
         )
 
 
+class TinkerEngineConfig(Config):
+    """The Tinker service, through its SDK."""
+
+    type: Literal["tinker"]
+    """`tinker`"""
+    model_path: str | None = Field(default=None, pattern=r"^tinker://")
+    """Saved weights (`tinker://…`); or give `base_model`."""
+    base_model: str | None = None
+    """A model that the service offers, such as `Qwen/Qwen3-8B`."""
+    base_url: str | None = None
+    """Address of the service; None: the SDK's own."""
+    path: ConfigPath | None = None
+    """Folder with the model's tokenizer; None: set `renderer.tokenizer`."""
+    api_key_env: str | None = None
+    """Environment variable that holds the API key; None: the SDK's `TINKER_API_KEY`."""
+    max_context: int | None = Field(default=None, ge=2)
+    """Context window in tokens, which the service does not tell; None: `sampling.max_tokens` is needed."""
+
+    @model_validator(mode="after")
+    def _one_model(self) -> Self:
+        if (self.model_path is None) == (self.base_model is None):
+            raise ValueError("give either `model_path` or `base_model`")
+        return self
+
+    def build(self) -> SamplingBackend:
+        """The engine, not connected. Raises MissingExtraError without the SDK."""
+        if not _installed("tinker"):
+            raise MissingExtraError("tinker", "tinker", "engine.type 'tinker'")
+        from uni_agent.engine.tinker import TinkerBackend
+
+        return TinkerBackend(
+            model_path=self.model_path,
+            base_model=self.base_model,
+            base_url=self.base_url,
+            api_key_env=self.api_key_env,
+            max_context=self.max_context,
+        )
+
+
 class ScriptedTurnConfig(Config):
     """One generation that the scripted engine plays."""
 
@@ -223,6 +262,7 @@ EngineConfig = Annotated[
     | Annotated[ScriptedEngineConfig, Tag("scripted")]
     | Annotated[VllmEngineConfig, Tag("vllm")]
     | Annotated[SglangEngineConfig, Tag("sglang")]
+    | Annotated[TinkerEngineConfig, Tag("tinker")]
     | Annotated[PluginEngineConfig, Tag("plugin")],
     Discriminator(part_tag),
 ]

@@ -1,0 +1,263 @@
+"""`uni-agent gateway` in front of a real vLLM server: the record is what the engine read and sampled."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession
+
+from tests.engine.conftest import POLICY, rescored
+from tests.engine.real.server import Exchange, RunningServer, logged
+
+pytestmark = [pytest.mark.xdist_group("vllm"), pytest.mark.timeout(600), pytest.mark.slow]
+
+ADMIN = {"Authorization": "Bearer admin-token"}
+CLOSE = 2e-3
+SYSTEM = "You are a shell agent."
+TASK = "Create a file named vode.txt containing temu."
+SCHEMA = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
+ABOUT = "Run a command in bash."
+
+
+@dataclass
+class Heard:
+    """One reply as the client read it: the turn to send back, and the calls in it as (id, arguments)."""
+
+    turn: Any
+    calls: list[tuple[str, dict[str, Any]]]
+    text: str
+    deltas: int = 0
+
+
+class Speaker(ABC):
+    """A client of one protocol, plain HTTP and nothing assumed: it sends back what it was given."""
+
+    def __init__(self) -> None:
+        self.history: list[Any] = []
+
+    @abstractmethod
+    def request(self, max_tokens: int) -> tuple[str, dict[str, Any]]:
+        """Path and body of the next request."""
+
+    @abstractmethod
+    def whole(self, body: dict[str, Any]) -> Heard: ...
+
+    @abstractmethod
+    def streamed(self, events: list[dict[str, Any]]) -> Heard: ...
+
+    @abstractmethod
+    def answer(self, heard: Heard, results: list[str]) -> None:
+        """Append the turn and the results of its calls, or a new message of the user when it made none."""
+
+
+class Chat(Speaker):
+    def __init__(self) -> None:
+        super().__init__()
+        self.history = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": TASK}]
+
+    def request(self, max_tokens: int) -> tuple[str, dict[str, Any]]:
+        function = {"name": "execute_bash", "description": ABOUT, "parameters": SCHEMA}
+        tools = [{"type": "function", "function": function}]
+        body = {"model": "policy", "messages": self.history, "tools": tools, "max_tokens": max_tokens}
+        return "/v1/chat/completions", body
+
+    def whole(self, body: dict[str, Any]) -> Heard:
+        return self._heard(body["choices"][0]["message"])
+
+    def streamed(self, events: list[dict[str, Any]]) -> Heard:
+        text, calls, deltas = "", dict[int, dict[str, Any]](), 0
+        for delta in (choice["delta"] for event in events for choice in event.get("choices", ())):
+            text += delta.get("content") or ""
+            deltas += bool(delta.get("content"))
+            for part in delta.get("tool_calls") or ():
+                call = calls.setdefault(part["index"], {"type": "function", "function": {"name": "", "arguments": ""}})
+                if part.get("id"):
+                    call["id"] = part["id"]
+                call["function"]["name"] += part["function"].get("name") or ""
+                call["function"]["arguments"] += part["function"].get("arguments") or ""
+                deltas += 1
+        message: dict[str, Any] = {"role": "assistant", "content": text or None}
+        if calls:
+            message["tool_calls"] = list(calls.values())
+        return self._heard(message, deltas)
+
+    def _heard(self, message: dict[str, Any], deltas: int = 0) -> Heard:
+        calls = [(call["id"], json.loads(call["function"]["arguments"])) for call in message.get("tool_calls") or ()]
+        return Heard([message], calls, message["content"] or "", deltas)
+
+    def answer(self, heard: Heard, results: list[str]) -> None:
+        self.history += heard.turn
+        for (name, _), result in zip(heard.calls, results, strict=True):
+            self.history.append({"role": "tool", "tool_call_id": name, "content": result})
+        if not heard.calls:
+            self.history.append({"role": "user", "content": TASK})
+
+
+class Responses(Speaker):
+    def __init__(self) -> None:
+        super().__init__()
+        self.history = [{"role": "user", "content": TASK}]
+
+    def request(self, max_tokens: int) -> tuple[str, dict[str, Any]]:
+        tools = [{"type": "function", "name": "execute_bash", "description": ABOUT, "parameters": SCHEMA}]
+        body = {"model": "policy", "instructions": SYSTEM, "input": self.history, "tools": tools, "store": False}
+        return "/v1/responses", {**body, "max_output_tokens": max_tokens}
+
+    def whole(self, body: dict[str, Any]) -> Heard:
+        return self._heard(body["output"])
+
+    def streamed(self, events: list[dict[str, Any]]) -> Heard:
+        deltas = sum(event["type"].endswith(".delta") for event in events)
+        return self._heard([event["item"] for event in events if event["type"] == "response.output_item.done"], deltas)
+
+    def _heard(self, items: list[dict[str, Any]], deltas: int = 0) -> Heard:
+        calls = [(i["call_id"], json.loads(i["arguments"])) for i in items if i["type"] == "function_call"]
+        text = "".join(part["text"] for i in items if i["type"] == "message" for part in i["content"])
+        return Heard(items, calls, text, deltas)
+
+    def answer(self, heard: Heard, results: list[str]) -> None:
+        self.history += heard.turn
+        for (name, _), result in zip(heard.calls, results, strict=True):
+            self.history.append({"type": "function_call_output", "call_id": name, "output": result})
+        if not heard.calls:
+            self.history.append({"role": "user", "content": TASK})
+
+
+class Messages(Speaker):
+    def __init__(self) -> None:
+        super().__init__()
+        self.history = [{"role": "user", "content": TASK}]
+
+    def request(self, max_tokens: int) -> tuple[str, dict[str, Any]]:
+        tools = [{"name": "execute_bash", "description": ABOUT, "input_schema": SCHEMA}]
+        body = {"model": "policy", "system": SYSTEM, "messages": self.history, "tools": tools}
+        return "/v1/messages", {**body, "max_tokens": max_tokens}
+
+    def whole(self, body: dict[str, Any]) -> Heard:
+        return self._heard(body["content"])
+
+    def streamed(self, events: list[dict[str, Any]]) -> Heard:
+        blocks, written, deltas = dict[int, dict[str, Any]](), dict[int, str](), 0
+        for event in events:
+            if event["type"] == "content_block_start":
+                blocks[event["index"]] = event["content_block"]
+            elif event["type"] == "content_block_delta":
+                deltas += 1
+                if event["delta"]["type"] == "text_delta":
+                    blocks[event["index"]]["text"] += event["delta"]["text"]
+                else:
+                    written[event["index"]] = written.get(event["index"], "") + event["delta"]["partial_json"]
+        for index, arguments in written.items():
+            blocks[index]["input"] = json.loads(arguments or "{}")
+        return self._heard(list(blocks.values()), deltas)
+
+    def _heard(self, blocks: list[dict[str, Any]], deltas: int = 0) -> Heard:
+        calls = [(block["id"], block["input"]) for block in blocks if block["type"] == "tool_use"]
+        text = "".join(block["text"] for block in blocks if block["type"] == "text")
+        return Heard([{"role": "assistant", "content": blocks}], calls, text, deltas)
+
+    def answer(self, heard: Heard, results: list[str]) -> None:
+        self.history += heard.turn
+        blocks = [
+            {"type": "tool_result", "tool_use_id": name, "content": result}
+            for (name, _), result in zip(heard.calls, results, strict=True)
+        ]
+        self.history.append({"role": "user", "content": blocks or TASK})
+
+
+@asynccontextmanager
+async def gateway(engine: str, folder: Path) -> AsyncGenerator[str]:
+    """The address of `uni-agent gateway` in front of the vLLM server at `engine`."""
+    argv = ["-m", "uni_agent", "gateway", "--port", "0", "--admin-token", "admin-token", "--engine", "vllm"]
+    argv += ["--url", engine, "--tokenizer", str(POLICY)]
+    with (folder / "gateway.log").open("wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, *argv, stdout=asyncio.subprocess.PIPE, stderr=log, cwd=folder
+        )
+    try:
+        assert process.stdout is not None
+        line = (await asyncio.wait_for(process.stdout.readline(), 120)).decode()
+        assert line.startswith("listening on "), line + (folder / "gateway.log").read_text()
+        yield line.removeprefix("listening on ").strip()
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+async def ask(client: ClientSession, base: str, key: str, speaker: Speaker, stream: bool) -> Heard:
+    path, body = speaker.request(60)
+    headers = {"Authorization": f"Bearer {key}"}
+    async with client.post(base + path, json={**body, "stream": stream}, headers=headers) as answer:
+        raw = await answer.read()
+        assert answer.status == 200, raw
+    if not stream:
+        return speaker.whole(json.loads(raw))
+    lines = [line.removeprefix(b"data: ") for line in raw.splitlines() if line.startswith(b"data: ")]
+    return speaker.streamed([json.loads(line) for line in lines if line != b"[DONE]"])
+
+
+def assert_recorded(trajectory: dict[str, Any], seen: list[Exchange]) -> None:
+    """One trajectory is the engine's log: each prompt is a beginning of it, each sampled id stands where it was."""
+    ids = trajectory["prompt_ids"] + trajectory["response_ids"]
+    begin = len(trajectory["prompt_ids"])
+    mask: list[int] = [0] * len(trajectory["response_ids"])
+    logprobs: list[float] = [0.0] * len(mask)
+    for one in seen:
+        end = len(one.prompt_ids) + len(one.token_ids)
+        assert one.sent["token_ids"] == one.prompt_ids
+        assert ids[:end] == one.prompt_ids + one.token_ids
+        at = slice(len(one.prompt_ids) - begin, end - begin)
+        mask[at] = [1] * len(one.token_ids)
+        logprobs[at] = one.logprobs
+    assert trajectory["response_mask"] == mask
+    assert trajectory["response_logprobs"] == logprobs
+
+
+def assert_rescored(trajectory: dict[str, Any], vllm: RunningServer) -> None:
+    """One pass over the whole trajectory, by the engine and by transformers, gives the logprobs of its sampled ids."""
+    prompt, response = trajectory["prompt_ids"], trajectory["response_ids"]
+    sampled = [n for n, on in enumerate(trajectory["response_mask"]) if on]
+    assert sampled
+    recorded = [trajectory["response_logprobs"][n] for n in sampled]
+    for again in (vllm.rescored(prompt, response), rescored(POLICY, prompt, response)):
+        assert recorded == pytest.approx([again[n] for n in sampled], abs=CLOSE)
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize("kind", [Chat, Responses, Messages])
+async def test_a_conversation_is_recorded_as_the_engine_read_and_sampled_it(
+    vllm: RunningServer, tmp_path: Path, kind: type[Speaker], stream: bool
+) -> None:
+    async with logged(vllm.url) as (engine, seen), gateway(engine, tmp_path) as url, ClientSession() as client:
+        async with client.post(f"{url}/sessions", json={"sampling": {"seed": 3}}, headers=ADMIN) as made:
+            session = await made.json()
+        speaker = kind()
+        heard: list[Heard] = []
+        for _ in range(4):
+            heard.append(await ask(client, session["base_url"], session["api_key"], speaker, stream))
+            speaker.answer(heard[-1], ["exit code 0" for _ in heard[-1].calls])
+        async with client.post(f"{url}/sessions/{session['session_id']}/finalize", headers=ADMIN) as done:
+            record = await done.json()
+    assert heard[0].calls and "command" in heard[0].calls[0][1]
+    assert len(seen) == 4
+    if stream:
+        assert all(one.deltas > 1 for one in heard)
+        assert all(len(one.choices()) > 1 for one in seen)  # the engine streamed, too
+    (trajectory,) = record["trajectories"]
+    assert trajectory["num_turns"] == 4
+    assert_recorded(trajectory, seen)
+    await asyncio.to_thread(assert_rescored, trajectory, vllm)
+    account = record["accounting"]
+    total = sum(len(one.token_ids) for one in seen)
+    assert (account["sampled"], account["trained"], account["masked"], account["dropped"]) == (total, total, 0, {})
+    assert {one[0] for one in trajectory["weight_spans"]} == {"default"}

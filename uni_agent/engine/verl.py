@@ -1,0 +1,152 @@
+"""verl's server client as an engine: the trainer's own rollout servers, asked through the object verl hands out."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Protocol
+
+from uni_agent.engine.base import OnTokens, SamplingParams, TokenOutput, WeightSpan
+from uni_agent.engine.checked import FinishReason, GenerationCall, Sampled, count, mapping
+from uni_agent.engine.http import is_context_error
+from uni_agent.engine.vllm import merged
+from uni_agent.errors import ContextLengthError, ModelError, UniAgentError
+
+
+class VerlClient(Protocol):
+    """What is used of verl's `LLMServerClient` (0.9.1) and its subclasses.
+
+    The answer has `token_ids`, `log_probs`, `routed_experts`, `stop_reason`, `num_preempted` and `extra_fields`.
+    """
+
+    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
+        """One answer; see above."""
+        ...
+
+
+class VerlBackend:
+    """A SamplingBackend over verl's `client`, which keeps a request id on one server.
+
+    `engine` is `rollout.name`: it decides how the seed is called. `max_context` is `rollout.max_model_len`, which the
+    client does not tell. verl returns whole answers, so `on_tokens` is never called; a cancelled call frees its place
+    at the load balancer, but the server, which was given another id, samples on.
+
+    verl calls a natural end and a cut alike `completed`: the output ends by `length` when it has as many tokens as were
+    asked for and no stop token at its end. `weight_spans` name `global_steps`; they are empty when the answer spans
+    several steps (`FullyAsyncLLMServerClient` joins aborted parts without saying where), then `extra` has
+    `min_global_steps` and `max_global_steps`. `routed_experts` are passed on as they come, mostly with rows for the
+    prompt. `extra` also has the rest of `extra_fields`, and `num_preempted` when it is told.
+    """
+
+    def __init__(
+        self,
+        client: VerlClient,
+        *,
+        engine: Literal["vllm", "sglang", "other"] = "vllm",
+        max_context: int | None = None,
+    ) -> None:
+        self._client = client
+        self._engine = engine
+        self._max_context = max_context
+        self._started = False
+
+    @property
+    def max_context(self) -> int | None:
+        """The window that was given, or None."""
+        return self._max_context
+
+    async def start(self) -> None:
+        """Accept calls; the servers are the trainer's."""
+        self._started = True
+
+    async def generate(
+        self, request_id: str, prompt_ids: list[int], sampling: SamplingParams, *, on_tokens: OnTokens | None = None
+    ) -> TokenOutput:
+        """Sample one continuation. Raises ContextLengthError for a full window, else ModelError."""
+        del on_tokens
+        if not self._started:
+            raise ModelError("the engine is not started")
+        call = GenerationCall("", request_id, list(prompt_ids), sampling, self._limit(prompt_ids, sampling))
+        fields = self._fields(call)
+        try:
+            answer = await self._client.generate(request_id, prompt_ids=call.prompt_ids, sampling_params=fields)
+        except UniAgentError:
+            raise
+        except Exception as error:  # Ray wraps whatever the server raised
+            cls = ContextLengthError if is_context_error(str(error)) else ModelError
+            raise cls(f"verl's server failed: {type(error).__name__}: {error}") from error
+        return _read(answer, call)
+
+    def _limit(self, prompt: list[int], sampling: SamplingParams) -> int:
+        if not prompt:
+            raise ModelError("the prompt is empty")
+        if sampling.max_tokens is not None and sampling.max_tokens < 1:
+            raise ModelError(f"max_tokens is {sampling.max_tokens}, at least 1 is needed")
+        room = None if self._max_context is None else self._max_context - len(prompt)
+        if room is not None and room < 1:
+            raise ContextLengthError(f"prompt of {len(prompt)} tokens, context window of {self._max_context}")
+        limits = [limit for limit in (sampling.max_tokens, room) if limit is not None]
+        if not limits:  # verl's own default depends on the prompt and on `rollout.response_length`
+            raise ModelError("max_tokens is needed: verl's client names no context window")
+        return min(limits)
+
+    def _fields(self, call: GenerationCall) -> dict[str, Any]:
+        """The call's sampling as verl's servers read it; they change the dict, so it is a new one each time."""
+        sampling = call.sampling
+        fields: dict[str, Any] = {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "repetition_penalty": sampling.repetition_penalty,
+            "max_tokens": call.max_tokens,
+            "logprobs": True,
+        }
+        if sampling.stop_token_ids:
+            fields["stop_token_ids"] = list(sampling.stop_token_ids)
+        if sampling.min_p:
+            fields["min_p"] = sampling.min_p
+        if sampling.seed is not None:
+            fields["sampling_seed" if self._engine == "sglang" else "seed"] = sampling.seed
+        return merged(fields, sampling.extra)
+
+    async def release(self, request_id: str) -> None:
+        """Do nothing: the servers drop by themselves what is old."""
+        del request_id
+
+    async def close(self) -> None:
+        """Refuse further calls; the servers go on."""
+        self._started = False
+
+
+def _read(answer: Any, call: GenerationCall) -> TokenOutput:
+    raw = getattr(answer, "token_ids", None)
+    logprobs = getattr(answer, "log_probs", None)
+    ids = None if raw is None else list(raw)
+    finish = _finish(getattr(answer, "stop_reason", None), ids or [], call)
+    extra = dict(mapping(getattr(answer, "extra_fields", None)))
+    checked, logs = Sampled(ids, None, None if logprobs is None else list(logprobs), finish).checked(call)
+    first, last = extra.get("min_global_steps"), extra.get("max_global_steps")
+    step = first if first == last else None
+    if first is None and last is None:
+        step = extra.get("global_steps")
+    preempted = getattr(answer, "num_preempted", None)
+    if preempted is not None:
+        extra["num_preempted"] = preempted
+    return TokenOutput(
+        checked,
+        logs,
+        finish,
+        weight_spans=(WeightSpan(str(step), 0, len(checked)),) if step is not None and checked else (),
+        routed_experts=getattr(answer, "routed_experts", None),
+        cached_tokens=count(extra.get("num_cached_tokens")),
+        extra=extra,
+    )
+
+
+def _finish(reason: Any, ids: list[Any], call: GenerationCall) -> FinishReason:
+    if reason in ("aborted", "abort"):
+        return "abort"
+    if reason == "length":
+        return "length"
+    if reason not in ("completed", "stop", None):
+        raise ModelError(f"verl's server ends with stop_reason {reason!r}, which is none that is known")
+    stopped = bool(ids) and ids[-1] in call.sampling.stop_token_ids
+    return "stop" if stopped or len(ids) < call.max_tokens else "length"
