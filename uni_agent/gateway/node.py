@@ -43,6 +43,7 @@ class GatewayNode:
         secret: bytes | None = None,
         renderer_for: RendererFor | None = None,
         owns: Callable[[str], bool] = lambda _: True,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self.config = config or GatewayConfig()
         self.backend = backend
@@ -56,6 +57,7 @@ class GatewayNode:
             secret=secret,
             renderer_for=renderer_for,
             owns=owns,
+            clock=clock,
         )
         self.turns = TurnService(backend, MessageCodec(renderer), TurnPolicy.of(self.config, sampling), self.metrics)
         self._journal = journal

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -105,6 +105,22 @@ class Session:
         turn, instructions = known
         return chain_messages(turn)[instructions:]
 
+    @contextlib.contextmanager
+    def counting_errors(self) -> Generator[None]:
+        """Count a turn that fails, by its kind; one that its client left is `disconnected`."""
+        kind = ""
+        try:
+            yield
+        except GatewayError as error:
+            kind = error.kind.value
+            raise
+        except asyncio.CancelledError:
+            kind = "disconnected"
+            raise
+        finally:
+            if kind:
+                self.errors[kind] = self.errors.get(kind, 0) + 1
+
     def note(self, request: ModelRequest, scenario: str) -> None:
         """Count what the request is, and what of it is not done."""
         self.scenarios[scenario] = self.scenarios.get(scenario, 0) + 1
@@ -152,8 +168,3 @@ def accounting(account: Any) -> dict[str, Any]:
         "rewrites": account.rewrites,
         "drift": dict(drift),
     }
-
-
-def now() -> float:
-    """Unix seconds."""
-    return time.time()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
@@ -20,7 +21,7 @@ from uni_agent.gateway.journal import Entry, Journal, read_journal, turn_from_js
 from uni_agent.gateway.keys import KeyKind, key_digest, random_key, read_key, signed_key
 from uni_agent.gateway.metrics import GatewayMetrics
 from uni_agent.gateway.scenario import Scenario, SessionFacts
-from uni_agent.gateway.session import Phase, Session, accounting, now
+from uni_agent.gateway.session import Phase, Session, accounting
 from uni_agent.tokens.base import Renderer
 from uni_agent.tokens.graph import Chain, MaskedMatcher, SessionGraph, StrictMatcher, Turn, turn_record
 from uni_agent.tokens.graph.session import RendererFor
@@ -86,7 +87,7 @@ class Sessions:
         secret: bytes | None = None,
         renderer_for: RendererFor | None = None,
         owns: Callable[[str], bool] = lambda _: True,
-        clock: Callable[[], float] = now,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._config = config
         self._renderer = renderer

@@ -186,7 +186,7 @@ class GatewayServer:
             tokens = await node.turns.count(session, request, len(raw))
             node.metrics.requests.labels(adapter.name, "count").inc()
             return web.Response(body=dumped(self._counter.count_response(tokens)), content_type="application/json")
-        with node.admitted(session):
+        with node.admitted(session), session.counting_errors():
             scenario = node.sessions.tag(session, request)
             run = partial(self._run, session, request, scenario, len(raw))
             if request.stream:

@@ -7,15 +7,18 @@ session's id says who owns it, and a key says whose session it opens, so nothing
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import multiprocessing
+import os
 import secrets
 import signal
 import socket
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
@@ -29,6 +32,7 @@ _log = logging.getLogger(__name__)
 _START_SECONDS = 600.0
 _STOP_SECONDS = 10.0
 _RESTART_SECONDS = 1.0
+_ORPHAN_SECONDS = 1.0
 _LAYOUT = "layout.json"
 
 
@@ -50,12 +54,12 @@ class ShardSupervisor:
         self._folder = tempfile.TemporaryDirectory(prefix="uni-agent-gateway-")  # mode 0700: only we reach the sockets
         self._processes: list[BaseProcess] = []
 
-    def start(self) -> None:
-        """Start all processes; returns when all listen. Raises UniAgentError when one does not come up."""
+    def start(self, stopped: Callable[[], bool] = lambda: False) -> None:
+        """Start all processes; returns when all listen, or when `stopped`. Raises UniAgentError for one that fails."""
         self._processes = [self._spawn(number) for number in range(self._count)]
         deadline = time.monotonic() + _START_SECONDS
         for number, process in enumerate(self._processes):
-            while not self._ready(number).exists():
+            while not self._ready(number).exists() and not stopped():
                 if not process.is_alive():
                     raise UniAgentError(
                         f"gateway process {number} ended with code {process.exitcode}: see its messages"
@@ -115,7 +119,7 @@ def serve_shards(config: GatewayAppConfig, token: str | None) -> int:
     for name in (signal.SIGTERM, signal.SIGINT):
         signal.signal(name, lambda number, _: stopped.append(number))
     try:
-        supervisor.start()
+        supervisor.start(lambda: bool(stopped))
         announce(supervisor.url, None if token else made)
         while not stopped:
             time.sleep(0.2)
@@ -142,12 +146,15 @@ async def _shard(config: GatewayAppConfig, number: int, sockets: list[str], toke
 
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    supervisor = os.getppid()
     forwarder = Forwarder(number, sockets, config.gateway)
     server = GatewayServer(config.build(shard=number, shards=len(sockets)), admin_token=token, forwarder=forwarder)
     try:
         await server.start(unix_socket=Path(sockets[number]), reuse_port=True)
         await asyncio.to_thread(ready.touch)
-        await stop.wait()
+        while not stop.is_set() and os.getppid() == supervisor:  # a killed supervisor leaves nobody behind
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(stop.wait(), _ORPHAN_SECONDS)
     finally:
         await server.close()
         await forwarder.close()
