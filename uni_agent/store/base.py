@@ -1,4 +1,4 @@
-"""What the store asks of a token chain, so that it need not import the tokens."""
+"""What the store asks of a token chain and of a journal, so that it need not import them."""
 
 from __future__ import annotations
 
@@ -51,3 +51,18 @@ class TokenChain(Protocol):
     def metrics(self) -> dict[str, float]: ...
     @property
     def extra_fields(self) -> dict[str, Any]: ...
+
+
+class JournalEntry(Protocol):
+    """An entry of a journal: `seq` rises within its source, `time` is in Unix seconds, `data` is JSON data."""
+
+    @property
+    def seq(self) -> int: ...
+    @property
+    def time(self) -> float: ...
+    @property
+    def kind(self) -> str: ...
+    @property
+    def session_id(self) -> str: ...
+    @property
+    def data(self) -> dict[str, Any]: ...

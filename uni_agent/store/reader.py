@@ -14,6 +14,7 @@ from uni_agent.store import blobs, summary
 from uni_agent.store.changes import task_key
 from uni_agent.store.connect import ReadConnection
 from uni_agent.store.lock import is_locked
+from uni_agent.store.merge import MergedEntry, SessionRow, merged_entries, merged_sessions
 from uni_agent.store.records import ChainRow, EventRow, RolloutRow, TurnRow
 from uni_agent.store.schema import DB_NAME
 from uni_agent.store.summary import PHASES, TOKENS, ReasonRow, Summary, ToolRow
@@ -92,6 +93,16 @@ class RunReader:
         return {phase: {"p50": p50, "p95": p95} for phase, (p50, p95) in found.items()}
 
     # ------------------------------------------------------------------------------------------ rows
+
+    def sessions(self) -> list[SessionRow]:
+        """Sessions of merged journals, in the order in which they were opened."""
+        with self._snapshot() as db:
+            return merged_sessions(db)
+
+    def journal(self, session_id: str) -> list[MergedEntry]:
+        """All merged entries of a session, per source in their order."""
+        with self._snapshot() as db:
+            return merged_entries(db, session_id)
 
     def rollouts(
         self,

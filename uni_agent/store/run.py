@@ -7,15 +7,16 @@ import json
 import sqlite3
 import time
 import uuid
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
 from uni_agent.errors import ConfigError, DataError, StoreError, boundary
 from uni_agent.store import changes
-from uni_agent.store.base import TokenChain
+from uni_agent.store.base import JournalEntry, TokenChain
 from uni_agent.store.lock import WriterLock
+from uni_agent.store.merge import merge_changes
 from uni_agent.store.records import RolloutRecord
 from uni_agent.store.sameness import content_hash, redact, refuse_changes, stored_config
 from uni_agent.store.schema import DB_NAME, SCHEMA_VERSION, connect_writer, create_tables, has_run
@@ -255,6 +256,15 @@ class RunStore:
         """Append an event of any kind; `data` is made valid JSON whatever it holds."""
         row = None if rollout_id is None else int(rollout_id)
         self._writer.submit(changes.write_event(self._clock(), kind, row, data))
+
+    def merge(self, source: str, entries: Iterable[JournalEntry]) -> None:
+        """Add the entries of another process's journal; those that are there already are left as they are.
+
+        `source` names the journal for good. A session belongs to the rollout that the `metadata` of its `session` entry
+        names: `{task_id, sample}`. Raises ValueError for data that is not JSON, once everything before it is queued.
+        """
+        for change in merge_changes(source, entries):
+            self._writer.submit(change)
 
     # ------------------------------------------------------------------------------------------ the end
 
