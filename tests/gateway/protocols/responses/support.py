@@ -34,7 +34,7 @@ AGENTS: dict[str, Any] = {
     "name": "multi_agent_v1",
     "tools": [{"type": "function", "name": "spawn_agent", "parameters": {"type": "object"}}],
 }
-TOOLS = [BASH, PATCH, AGENTS]
+TOOLS = [BASH, {**PATCH, "format": {"type": "text"}}, AGENTS]
 USAGE = Usage(prompt_tokens=11, completion_tokens=7, cached_tokens=3)
 
 

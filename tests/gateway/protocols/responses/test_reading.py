@@ -173,7 +173,7 @@ def test_what_a_vendor_ran_is_left_out_and_named_once() -> None:
     search = {"type": "web_search_call", "id": "ws_1", "action": {"type": "search", "query": "x"}}
     request = read(user("go"), search, search, {"type": "mcp_list_tools", "tools": []}, text_item("found"))
     assert request.messages == (Message("user", "go"), Message("assistant", "found"))
-    assert request.ignored == ("input.web_search_call", "input.mcp_list_tools")
+    assert request.ignored == ("input: web_search_call", "input: mcp_list_tools")
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_proto_13_custom_tools_are_offered_and_vendor_tools_left_out() -> None:
     offered = request.tools[1]["function"]
     assert offered["parameters"]["required"] == ["input"]
     assert "lark grammar" in offered["description"] and "start: /.+/" in offered["description"]
-    assert request.ignored == ("tools.web_search", "tools.local_shell")
+    assert request.ignored == ("tools: grammar of apply_patch", "tools: web_search", "tools: local_shell")
     assert read(tools=tools).tools == request.tools
 
 
@@ -265,7 +265,7 @@ def test_names_of_a_namespace_are_joined_as_codex_joins_them() -> None:
 def test_a_second_tool_of_the_same_name_is_left_out() -> None:
     other = {**BASH, "description": "another"}
     request = read(tools=[BASH, other])
-    assert len(request.tools) == 1 and request.ignored == ("tools[1].bash",)
+    assert len(request.tools) == 1 and request.ignored == ("tools[1]: bash again",)
     again = {"type": "additional_tools", "tools": [BASH]}
     assert read(again, user("go"), tools=[BASH]).ignored == ()
 
@@ -361,3 +361,9 @@ def test_sampling_and_caps_are_read() -> None:
     assert request.max_tokens == 64 and request.stream and request.samples == 1
     bare = read(temperature=None, max_output_tokens=None, stream=None, tools=TOOLS)
     assert bare.sampling == {} and bare.max_tokens is None and not bare.stream
+
+
+def test_an_unknown_role_is_a_user_and_named() -> None:
+    request = read(user("go"), {"role": "critic", "content": "hm"}, {"type": "message", "role": None, "content": "x"})
+    assert [message.role for message in request.messages] == ["user"] * 3
+    assert request.ignored == ("input: role critic",)

@@ -83,7 +83,7 @@ def test_codex_is_offered_functions_and_namespaces_and_told_what_is_left_out() -
         *("multi_agent_v1__close_agent", "multi_agent_v1__resume_agent", "multi_agent_v1__send_input"),
         *("multi_agent_v1__spawn_agent", "multi_agent_v1__wait_agent", "get_goal", "create_goal", "update_goal"),
     ]
-    assert request.ignored == ("tools.web_search",)
+    assert request.ignored == ("tools: web_search",)
     assert request.tool_choice.mode == "auto" and request.tool_choice.parallel and request.max_tokens is None
 
 

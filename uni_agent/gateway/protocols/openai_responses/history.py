@@ -44,7 +44,7 @@ class History:
     - Other calls that the client ran (`local_shell_call`, `shell_call`, `apply_patch_call`, `computer_call`: whatever
       has a `call_id`) and their outputs are context, as calls of a tool of that name.
     - What a vendor ran on its own (`web_search_call`, `mcp_call`, …), approvals and unknown items are left out and
-      named in `left_out`. Items that only refer to what is held elsewhere are refused.
+      named in `left_out`, as unknown roles are. Items that only refer to what is held elsewhere are refused.
     - `additional_tools` go to `tools`.
     """
 
@@ -82,7 +82,10 @@ class History:
             self._vendor(item, kind, at)
 
     def _message(self, item: dict[str, Any], at: str) -> None:
-        role = _ROLES.get(text(item.get("role"), f"{at}.role"), "user")
+        named = text(item.get("role"), f"{at}.role")
+        role = _ROLES.get(named, "user")
+        if named not in ("", "user", *_ROLES):
+            self.left_out[f"input: role {named:.60}"] = None
         parts = content_parts(item.get("content"), f"{at}.content")
         if role == "tool":
             self._out.append(
@@ -113,7 +116,7 @@ class History:
 
     def _vendor(self, item: dict[str, Any], kind: str, at: str) -> None:
         if not isinstance(item.get("call_id"), str):
-            self.left_out[f"input.{kind:.60}"] = None
+            self.left_out[f"input: {kind:.60}"] = None
         elif kind.endswith("_call"):
             keys = ("arguments", "action", "operation")
             given: Any = next((item[key] for key in keys if item.get(key) is not None), None)
@@ -122,7 +125,7 @@ class History:
         elif kind.endswith("_call_output"):
             self._result(item, _vendor_output(item.get("output"), f"{at}.output"), at)
         else:
-            self.left_out[f"input.{kind:.60}"] = None
+            self.left_out[f"input: {kind:.60}"] = None
 
 
 def content_parts(value: Any, param: str) -> Parts:

@@ -30,7 +30,7 @@ class ClientTool:
 
 @dataclass(slots=True)
 class ToolBox:
-    """The tools of one request in the order given. `left_out` names those that the model is not offered."""
+    """The tools of one request in the order given. `left_out` names what of them is not offered or not enforced."""
 
     schemas: list[ToolSchema] = field(default_factory=list[ToolSchema])
     by_name: dict[str, ClientTool] = field(default_factory=dict[str, ClientTool])
@@ -52,7 +52,7 @@ class ToolBox:
             elif kind in ("function", "custom"):
                 self._offer(tool, at, namespace, custom=kind == "custom")
             else:
-                self.left_out[f"tools.{kind}"] = None
+                self.left_out[f"tools: {kind:.60}"] = None
 
     def _offer(self, tool: dict[str, Any], at: str, namespace: str, *, custom: bool) -> None:
         inner = tool.get("function")  # as Chat Completions nests it
@@ -63,7 +63,10 @@ class ToolBox:
         shown = visible_name(namespace, name)
         described = fields.get("description")
         if custom:
-            schema = function_schema(shown, _with_grammar(described, tool.get("format")), _CUSTOM)
+            words, grammar = _with_grammar(described, tool.get("format"))
+            schema = function_schema(shown, words, _CUSTOM)
+            if grammar:
+                self.left_out[f"tools: grammar of {shown:.60}"] = None
         else:
             schema = function_schema(shown, described, plain(fields.get("parameters"), f"{at}.parameters"))
         client = ClientTool(name, "" if namespace == _DEFAULT_NAMESPACE else namespace, custom)
@@ -71,7 +74,7 @@ class ToolBox:
             self.by_name[shown] = client
             self.schemas.append(schema)
         elif self.by_name[shown] != client or schema not in self.schemas:
-            self.left_out[f"{at}.{name}"] = None
+            self.left_out[f"{at}: {name:.60} again"] = None
 
 
 def visible_name(namespace: str, name: str) -> str:
@@ -143,12 +146,15 @@ def _named(choice: Mapping[str, Any], tools: ToolBox) -> str:
     raise invalid(f"tool_choice.name: {name[:80]!r} is none of the tools", "tool_choice.name")
 
 
-def _with_grammar(description: Any, form: Any) -> str:
+def _with_grammar(description: Any, form: Any) -> tuple[str, bool]:
+    """The description with the grammar in it, and whether there is one."""
     words = [description] if isinstance(description, str) and description else []
+    found = False
     if isinstance(form, dict):
         grammar = cast("dict[str, Any]", form)
         syntax, definition = grammar.get("syntax"), grammar.get("definition")
         if isinstance(definition, str) and definition:
+            found = True
             kind = f"{syntax} grammar" if isinstance(syntax, str) and syntax else "grammar"
             words.append(f"The input must follow this {kind}:\n{definition}")
-    return "\n\n".join(words)
+    return "\n\n".join(words), found
