@@ -118,10 +118,13 @@ class Export:
         self.accounting = cast("dict[str, Any]", data["accounting"])
         self._script = script
         self._log = log
-        tokenizer: Any = Tokenizer.from_file(str(POLICY / "tokenizer.json"))
-        self._stop = tokenizer.token_to_id("<|im_end|>")
-        self._encode = lambda text: tokenizer.encode(text, add_special_tokens=False).ids
-        self._decode = lambda ids: tokenizer.decode(ids, skip_special_tokens=False)
+        self._tokenizer: Any = Tokenizer.from_file(str(POLICY / "tokenizer.json"))
+
+    def _encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=False))
 
     def says(self) -> str:
         """The record in short, for messages of failed checks."""
@@ -144,7 +147,8 @@ class Export:
         assert [one["scenario"] for one in self.trajectories] == list(scenarios), self.says()
         counts = [one["num_turns"] for one in self.trajectories]
         assert counts == (list(turns) if turns is not None else [len(self._script)]), self.says()
-        played = [[*self._encode(text), self._stop] for text in self._script[: sum(counts)]]
+        stop = self._tokenizer.token_to_id("<|im_end|>")
+        played = [[*self._encode(text), stop] for text in self._script[: sum(counts)]]
         sampled: list[list[int]] = []
         for trajectory in self.trajectories:
             sampled += self._sampled(trajectory)

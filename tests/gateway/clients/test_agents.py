@@ -109,17 +109,19 @@ def test_a_session_of_mini_swe_agent_is_one_main_trajectory(
     gateway.finalize(session).check("main")
 
 
-@pytest.mark.parametrize("api", ["chat", "responses"])
-@pytest.mark.parametrize("mode", ["whole", "stream"])
-def test_a_session_of_openai_agents_is_one_main_trajectory(
-    clients: Clients, serve: Serve, tmp_path: Path, api: str, mode: str
-) -> None:
+def openai_options(*sessions: Session) -> dict[str, str]:
+    return {"SESSIONS": json.dumps([{"base_url": f"{one.base_url}/v1", "api_key": one.api_key} for one in sessions])}
+
+
+def test_sessions_of_openai_agents_are_one_main_trajectory_each(clients: Clients, serve: Serve, tmp_path: Path) -> None:
+    runs = ["chat whole", "chat stream", "responses whole", "responses stream"]
     gateway = serve([call("add", {"a": 2, "b": 3}, "I add."), call("add", {"a": 5, "b": 8.0}), "The sum is 13."])
-    session = gateway.open()
-    env = {"BASE_URL": f"{session.base_url}/v1", "API_KEY": session.api_key}
-    done = run_client(clients.driver("openai_agents", api, mode), tmp_path, env)
-    assert json.loads(done.stdout) == {"calls": [[2, 3], [5, 8]], "final": "The sum is 13."}
-    gateway.finalize(session).check("main")
+    sessions = [gateway.open() for _ in runs]
+    done = run_client(clients.driver("openai_agents", *runs), tmp_path, openai_options(*sessions))
+    said = {"calls": [[2, 3], [5, 8]], "final": "The sum is 13."}
+    assert [json.loads(line) for line in done.stdout.splitlines()] == [said] * len(runs)
+    for session in sessions:
+        gateway.finalize(session).check("main")
 
 
 def test_a_sub_agent_of_openai_agents_is_a_trajectory_of_its_own(
@@ -135,8 +137,7 @@ def test_a_sub_agent_of_openai_agents_is_a_trajectory_of_its_own(
         ]
     )
     session = gateway.open()
-    env = {"BASE_URL": f"{session.base_url}/v1", "API_KEY": session.api_key}
-    done = run_client(clients.driver("openai_agents", "responses", "nested"), tmp_path, env)
+    done = run_client(clients.driver("openai_agents", "responses nested"), tmp_path, openai_options(session))
     assert json.loads(done.stdout) == {"calls": [[2, 3]], "final": "The adder says 5."}
     gateway.finalize(session).check("sub_agent", "main", turns=[2, 2])
 

@@ -30,25 +30,33 @@ def seen(stdout: str) -> tuple[list[str], list[list[str]], list[str]]:
     return [text.strip() for text, _, _ in turns], commands, [ended for _, _, ended in turns]
 
 
-def check(clients: Clients, serve: Serve, folder: Path, driver: list[str], path: str, endings: list[str]) -> None:
+def check(
+    clients: Clients, serve: Serve, folder: Path, driver: list[str], modes: list[str], endings: list[str]
+) -> None:
+    """Run one driver in all modes, each in a session of its own, and hold each to the script."""
     gateway = serve(SCRIPT)
-    session = gateway.open()
-    env = {"BASE_URL": session.base_url + path, "API_KEY": session.api_key}
-    done = run_client(clients.driver(*driver), folder, env)
-    assert seen(done.stdout) == (TEXTS, ARGUMENTS, endings)
-    gateway.finalize(session).check("main")
+    sessions = [gateway.open() for _ in modes]
+    path = "/v1" if driver[0] == "openai_sdk" else ""
+    options = [{"base_url": session.base_url + path, "api_key": session.api_key} for session in sessions]
+    done = run_client(clients.driver(*driver, *modes), folder, {"SESSIONS": json.dumps(options)})
+    lines = done.stdout.splitlines()
+    assert [seen(line) for line in lines] == [(TEXTS, ARGUMENTS, endings)] * len(modes), dict(
+        zip(modes, lines, strict=False)
+    )
+    for session in sessions:
+        gateway.finalize(session).check("main")
 
 
-@pytest.mark.parametrize("mode", ["whole", "stream", "helper", "async", "async_stream"])
-def test_the_openai_sdk_over_chat(clients: Clients, serve: Serve, tmp_path: Path, mode: str) -> None:
-    check(clients, serve, tmp_path, ["openai_sdk", "chat", mode], "/v1", ["tool_calls", "tool_calls", "stop"])
+def test_the_openai_sdk_over_chat(clients: Clients, serve: Serve, tmp_path: Path) -> None:
+    modes = ["whole", "stream", "helper", "async", "async_stream"]
+    check(clients, serve, tmp_path, ["openai_sdk", "chat"], modes, ["tool_calls", "tool_calls", "stop"])
 
 
-@pytest.mark.parametrize("mode", ["whole", "stream", "helper", "async", "async_stream", "chained"])
-def test_the_openai_sdk_over_responses(clients: Clients, serve: Serve, tmp_path: Path, mode: str) -> None:
-    check(clients, serve, tmp_path, ["openai_sdk", "responses", mode], "/v1", ["completed"] * 3)
+def test_the_openai_sdk_over_responses(clients: Clients, serve: Serve, tmp_path: Path) -> None:
+    modes = ["whole", "stream", "helper", "async", "async_stream", "chained"]
+    check(clients, serve, tmp_path, ["openai_sdk", "responses"], modes, ["completed"] * 3)
 
 
-@pytest.mark.parametrize("mode", ["whole", "stream", "helper", "async", "async_helper", "runner"])
-def test_the_anthropic_sdk(clients: Clients, serve: Serve, tmp_path: Path, mode: str) -> None:
-    check(clients, serve, tmp_path, ["anthropic_sdk", mode], "", ["tool_use", "tool_use", "end_turn"])
+def test_the_anthropic_sdk(clients: Clients, serve: Serve, tmp_path: Path) -> None:
+    modes = ["whole", "stream", "helper", "async", "async_helper", "runner"]
+    check(clients, serve, tmp_path, ["anthropic_sdk"], modes, ["tool_use", "tool_use", "end_turn"])

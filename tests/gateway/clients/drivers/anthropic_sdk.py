@@ -1,7 +1,8 @@
-# pyright: basic, reportMissingImports=false
-"""A tool loop with the anthropic SDK: `anthropic_sdk.py whole|stream|helper|async|async_helper|runner`.
+# pyright: basic, reportMissingImports=false, reportArgumentType=false, reportCallIssue=false
+"""A tool loop with the anthropic SDK: `anthropic_sdk.py MODE…`.
 
-Prints as JSON what the client saw: texts, calls, and how each turn ended.
+SESSIONS holds the addresses and keys of a session for each mode, as JSON. Prints a JSON line for each, of what the
+client saw: text, calls, and how the turn ended.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ TOOL = {
     "input_schema": {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]},
 }
 SYSTEM, TASK = "You use the shell.", "Say what `echo` prints."
-OPTIONS: dict[str, str] = {"base_url": os.environ["BASE_URL"], "api_key": os.environ["API_KEY"]}
 
 
 def gathered(events: list[Any]) -> tuple[list[dict[str, Any]], str]:
@@ -43,8 +43,8 @@ def gathered(events: list[Any]) -> tuple[list[dict[str, Any]], str]:
     return blocks, ended
 
 
-async def loop(mode: str) -> None:
-    client, later = anthropic.Anthropic(**OPTIONS), anthropic.AsyncAnthropic(**OPTIONS)
+async def loop(mode: str, options: dict[str, Any]) -> None:
+    client, later = anthropic.Anthropic(**options), anthropic.AsyncAnthropic(**options)
     messages: list[Any] = [{"role": "user", "content": TASK}]
     seen: list[Any] = []
     while True:
@@ -83,10 +83,10 @@ async def loop(mode: str) -> None:
             for call in calls
         ]
         messages.append({"role": "user", "content": results})
-    print(json.dumps(seen))
+    print(json.dumps(seen), flush=True)
 
 
-def runner() -> None:
+def runner(options: dict[str, Any]) -> None:
     """The SDK's own tool loop. It asks for a thread that the server keeps, and sends the history when refused."""
 
     @beta_tool
@@ -98,7 +98,7 @@ def runner() -> None:
         """
         return f"ran: {command}"
 
-    client = anthropic.Anthropic(**OPTIONS)
+    client = anthropic.Anthropic(**options)
     turns = client.beta.messages.tool_runner(
         model="policy", max_tokens=1000, system=SYSTEM, tools=[bash], messages=[{"role": "user", "content": TASK}]
     )
@@ -107,11 +107,11 @@ def runner() -> None:
         text = "".join(block.text for block in turn.content if block.type == "text")
         calls = [json.dumps(block.input) for block in turn.content if block.type == "tool_use"]
         seen.append([text, calls, turn.stop_reason])
-    print(json.dumps(seen))
+    print(json.dumps(seen), flush=True)
 
 
-mode = sys.argv[1]
-if mode == "runner":
-    runner()
-else:
-    asyncio.run(loop(mode))
+for mode, options in zip(sys.argv[1:], json.loads(os.environ["SESSIONS"]), strict=True):
+    if mode == "runner":
+        runner(options)
+    else:
+        asyncio.run(loop(mode, options))

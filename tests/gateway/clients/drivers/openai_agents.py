@@ -1,5 +1,8 @@
-# pyright: basic, reportMissingImports=false
-"""openai-agents with one tool: `openai_agents.py chat|responses whole|stream|nested`. Prints calls and answer as JSON."""
+# pyright: basic, reportMissingImports=false, reportArgumentType=false, reportCallIssue=false
+"""openai-agents with one tool. Arguments are runs: `chat whole`, `responses stream`, `responses nested`.
+
+SESSIONS holds the addresses and keys of a session for each, as JSON. Prints a JSON line of calls and answer for each.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import asyncio
 import json
 import os
 import sys
+from typing import Any
 
 from agents import (
     Agent,
@@ -28,9 +32,9 @@ def add(a: float, b: float) -> str:
     return str(a + b)
 
 
-async def main(api: str, mode: str) -> None:
-    set_tracing_disabled(True)  # traces would go to the vendor
-    client = AsyncOpenAI(base_url=os.environ["BASE_URL"], api_key=os.environ["API_KEY"])
+async def main(api: str, mode: str, options: dict[str, Any]) -> None:
+    calls.clear()
+    client = AsyncOpenAI(**options)
     make = OpenAIChatCompletionsModel if api == "chat" else OpenAIResponsesModel
     model = make(model="policy", openai_client=client)
     agent = Agent(name="Adder", instructions="Add with the tool, then answer.", tools=[add], model=model)
@@ -47,7 +51,9 @@ async def main(api: str, mode: str) -> None:
             raise SystemExit(f"the deltas say {text!r}, the answer is {result.final_output!r}")
     else:
         result = await Runner.run(agent, "How much is 2 + 3 + 8?")
-    print(json.dumps({"calls": calls, "final": result.final_output}))
+    print(json.dumps({"calls": calls, "final": result.final_output}), flush=True)
 
 
-asyncio.run(main(*sys.argv[1:]))
+set_tracing_disabled(True)  # traces would go to the vendor
+for run, options in zip(sys.argv[1:], json.loads(os.environ["SESSIONS"]), strict=True):
+    asyncio.run(main(*run.split(), options))

@@ -1,7 +1,8 @@
-# pyright: basic, reportMissingImports=false
-"""A tool loop with the openai SDK: `openai_sdk.py chat|responses whole|stream|helper|async|async_stream`.
+# pyright: basic, reportMissingImports=false, reportArgumentType=false, reportCallIssue=false
+"""A tool loop with the openai SDK: `openai_sdk.py chat|responses MODE…`.
 
-Prints as JSON what the client saw: calls, texts, and how each turn ended.
+SESSIONS holds the addresses and keys of a session for each mode, as JSON. Prints a JSON line for each, of what the
+client saw: text, calls, and how the turn ended.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ PARAMETERS = {"type": "object", "properties": {"command": {"type": "string"}}, "
 CHAT_TOOLS = [{"type": "function", "function": {"name": "bash", "description": "Run.", "parameters": PARAMETERS}}]
 TOOLS = [{"type": "function", "name": "bash", "description": "Run.", "parameters": PARAMETERS, "strict": False}]
 SYSTEM, TASK = "You use the shell.", "Say what `echo` prints."
-OPTIONS: dict[str, str] = {"base_url": os.environ["BASE_URL"], "api_key": os.environ["API_KEY"]}
 
 
 def answer(arguments: str) -> str:
@@ -51,8 +51,8 @@ def gathered(chunks: list[Any]) -> tuple[dict[str, Any], str]:
     return message, ended
 
 
-async def chat(mode: str) -> None:
-    client, later = openai.OpenAI(**OPTIONS), openai.AsyncOpenAI(**OPTIONS)
+async def chat(mode: str, options: dict[str, Any]) -> None:
+    client, later = openai.OpenAI(**options), openai.AsyncOpenAI(**options)
     messages: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": TASK}]
     seen: list[Any] = []
     while True:
@@ -85,11 +85,11 @@ async def chat(mode: str) -> None:
             {"role": "tool", "tool_call_id": call["id"], "content": answer(call["function"]["arguments"])}
             for call in calls
         ]
-    print(json.dumps(seen))
+    print(json.dumps(seen), flush=True)
 
 
-async def responses(mode: str) -> None:
-    client, later = openai.OpenAI(**OPTIONS), openai.AsyncOpenAI(**OPTIONS)
+async def responses(mode: str, options: dict[str, Any]) -> None:
+    client, later = openai.OpenAI(**options), openai.AsyncOpenAI(**options)
     items: list[Any] = [{"role": "user", "content": TASK}]
     seen: list[Any] = []
     while True:
@@ -122,14 +122,14 @@ async def responses(mode: str) -> None:
             {"type": "function_call_output", "call_id": call["call_id"], "output": answer(call["arguments"])}
             for call in calls
         ]
-    print(json.dumps(seen))
+    print(json.dumps(seen), flush=True)
 
 
-async def chained() -> None:
+async def chained(options: dict[str, Any]) -> None:
     """As `responses`, with the history left to the server."""
-    client = openai.OpenAI(**OPTIONS)
+    client = openai.OpenAI(**options)
     more: list[Any] = [{"role": "user", "content": TASK}]
-    previous: dict[str, str] = {}
+    previous: dict[str, Any] = {}
     seen: list[Any] = []
     while True:
         done = client.responses.create(model="policy", instructions=SYSTEM, input=more, tools=TOOLS, **previous)
@@ -142,8 +142,9 @@ async def chained() -> None:
             {"type": "function_call_output", "call_id": call.call_id, "output": answer(call.arguments)}
             for call in calls
         ]
-    print(json.dumps(seen))
+    print(json.dumps(seen), flush=True)
 
 
-api, mode = sys.argv[1:]
-asyncio.run(chat(mode) if api == "chat" else chained() if mode == "chained" else responses(mode))
+api, *modes = sys.argv[1:]
+for mode, options in zip(modes, json.loads(os.environ["SESSIONS"]), strict=True):
+    asyncio.run(chained(options) if mode == "chained" else {"chat": chat, "responses": responses}[api](mode, options))
