@@ -36,7 +36,7 @@ async def test_sampling_is_named_as_tinker_names_it() -> None:
     await backend.generate("a", [5, 6], SamplingParams(0.5, 0.9, 20, max_tokens=7, seed=3, stop_token_ids=(9, 10)))
     await backend.generate("a", [5, 6], SamplingParams(max_tokens=7))
     assert client.prompts[0] == [5, 6]
-    full, plain = [dict[str, Any](vars(params)) for params in client.params]
+    full, plain = [dict(item) for item in map(vars, client.params)]
     assert full == {"max_tokens": 7, "temperature": 0.5, "top_p": 0.9, "top_k": 20, "seed": 3, "stop": [9, 10]}
     assert plain == {"max_tokens": 7, "temperature": 1.0, "top_p": 1.0, "top_k": -1}
 

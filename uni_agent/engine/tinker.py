@@ -24,9 +24,9 @@ class TinkerBackend:
     """A SamplingBackend over Tinker: `model_path` (`tinker://…`, saved weights) or `base_model`, sampled at `base_url`.
 
     `client` is used in place of one that `start` would make; a trainer gives that of its latest weights, and their name
-    as `model_path`. Its `weight_spans` carry that name. `api_key_env` names the variable with the key; None leaves it to
-    the SDK (`TINKER_API_KEY`). `sdk` is a stand-in for the module `tinker`. `max_context` is the model's window, which
-    the service does not tell.
+    as `model_path`. Its `weight_spans` carry that name. `api_key_env` names the variable with the key; None leaves it
+    to the SDK (`TINKER_API_KEY`). `sdk` is a stand-in for the module `tinker`. `max_context` is the model's window,
+    which the service does not tell.
 
     The service returns whole answers, so `on_tokens` is never called, and a cancelled call is dropped here while the
     service may sample on. It retries by itself. It knows temperature, top_p, top_k, max_tokens, seed and
