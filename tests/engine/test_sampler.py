@@ -240,8 +240,12 @@ async def test_routed_experts_are_joined_by_token_and_never_made_up() -> None:
     joined = await run(part([1, 2], [[[1]], [[2]]]), part([3], [[[3]]], "stop"))
     assert joined.routed_experts == [[[1]], [[2]], [[3]]]
     assert (await run(part([1], [[[1]]]), part([3], None, "stop"))).routed_experts is None
-    anew = await run(part([1, 2], [[[1]]]), part([3], [[[3]]], "stop"))
+    anew = await run(part([1, 2], [[[1]]] * 5), part([3], [[[3]]], "stop"))
     assert anew.token_ids == [3]
+    # Rows for all that went through the model: the prompt of one token, then 1, 2 and, in the second part, 3 and 4.
+    first, second = [[["p"]], [["1"]]], [[["new"]], [["new"]], [["2"]], [["3"]]]
+    whole = await run(part([1, 2], first), part([3, 4], second, "stop"))
+    assert whole.routed_experts == [[["p"]], [["1"]], [["2"]], [["3"]]]
 
 
 async def test_foreign_exceptions_become_model_errors() -> None:

@@ -159,9 +159,9 @@ class _Run:
         """Take an aborted output as the beginning of the answer, or drop it; whether a new token was kept."""
         if not output.token_ids:
             return False
-        exact = output.logprobs is not None and (
-            output.routed_experts is None or len(output.routed_experts) == len(output.token_ids)
-        )
+        sampled, before = len(output.token_ids), len(self.prompt) + len(self.kept)
+        rows = None if output.routed_experts is None else len(output.routed_experts)
+        exact = output.logprobs is not None and rows in (None, sampled, before + sampled - 1)
         if on_abort == "continue" and exact:
             self.parts.append(output)
             self.kept.extend(output.token_ids)
@@ -195,7 +195,7 @@ class _Run:
             logprobs = None if logprobs is None or part.logprobs is None else logprobs + part.logprobs
         first, last = self.parts[0], self.parts[-1]
         extra = {**last.extra, "parts": len(self.parts)}
-        experts = _joined_experts(self.parts)
+        experts = _joined_experts(self.parts, len(self.prompt))
         return TokenOutput(ids, logprobs, finish, tuple(spans), experts, first.cached_tokens, extra)
 
     def drop(self, reason: str) -> None:
@@ -209,14 +209,24 @@ class _Run:
                 self.on_drop(reason, count)
 
 
-def _joined_experts(parts: Sequence[TokenOutput]) -> Any:
-    """The parts' experts one after the other; None when one came without. Raises ModelError for other shapes."""
+def _joined_experts(parts: Sequence[TokenOutput], prompt: int) -> Any:
+    """The experts of all parts; None when one came without.
+
+    Either each part has a row for each of its tokens, or for everything that went through the model: its prompt, with
+    the parts before, and its tokens but the last. Then each token keeps the row of the part that computed it first.
+    Raises ModelError for other shapes.
+    """
     sampled = [part for part in parts if part.token_ids]
     experts = [part.routed_experts for part in sampled]
-    if any(part is None for part in experts):
+    if any(rows is None for rows in experts):
         return None
-    if any(len(rows) != len(part.token_ids) for rows, part in zip(experts, sampled, strict=True)):
-        raise ModelError("the engine's routed experts are not one row for each token: they cannot be joined")
+    lengths = [len(part.token_ids) for part in sampled]
+    reaches = [prompt + sum(lengths[: i + 1]) - 1 for i in range(len(lengths))]
+    rows = [len(part) for part in experts]
+    if rows == reaches and rows != lengths:
+        experts = [part[([0, *reaches])[i] :] for i, part in enumerate(experts)]
+    elif rows != lengths:
+        raise ModelError("the engine's routed experts are not those of its tokens: they cannot be joined")
     if isinstance(experts[0], list):
         return [row for part in experts for row in part]
     import numpy
