@@ -236,6 +236,11 @@ def test_a_turn_that_was_not_streamed_is_sent_at_the_end():
     assert [block["input"] for block in got["content"][2:]] == ['{"command": "ls"}', BROKEN.raw_arguments]
 
 
+def test_whitespace_that_waited_is_not_said_twice_when_the_rest_comes_at_the_end():
+    got = assembled(streamed([TextDelta("\n")], finished(Message("assistant", "\nhi"))))
+    assert got["content"] == [{"type": "text", "text": "\nhi"}]
+
+
 def test_stream_01_a_turn_that_fails_ends_with_an_error_and_closes_no_call():
     encoder = ADAPTER.stream(read(), HEAD)
     sent = encoder.opening()
