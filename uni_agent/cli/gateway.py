@@ -42,7 +42,7 @@ def execute(args: argparse.Namespace) -> int:
     if config.gateway.processes > 1:
         from uni_agent.gateway.http.shards import serve_shards
 
-        return serve_shards(config, token)
+        return serve_shards(config, token, announce)
     return asyncio.run(_serve(config, token))
 
 

@@ -162,7 +162,12 @@ class TurnReading:
 
     def _message(self, parsed: ParsedOutput) -> Message:
         calls = tuple(
-            replace(call, id=call_id("call", self._turn_id, i))
+            replace(
+                call,
+                id=call_id("call", self._turn_id, i),
+                # What the client was shown of a broken call is what it sends back.
+                raw_arguments=self._shown.arguments.get(i, call.raw_arguments) if call.error else call.raw_arguments,
+            )
             for i, call in enumerate(call for call in parsed.tool_calls if call.name)
         )
         return Message("assistant", self._shown.content, self._shown.reasoning, calls)
@@ -217,7 +222,9 @@ class _Shown:
         out: list[ParserEvent] = []
         for pieces in self._nameless.values():
             if pieces:
-                self._text(TextDelta("".join(pieces)), out)
+                # On a line of its own, as the parser does with text behind a call: clients join texts so.
+                lead = "\n" if self._content else ""
+                self._text(TextDelta(lead + "".join(pieces)), out)
         self._nameless = {index: [] for index in self._nameless}
         return out
 

@@ -109,10 +109,11 @@ class ShardSupervisor:
         return Path(self._folder.name) / f"{number}.ready"
 
 
-def serve_shards(config: GatewayAppConfig, token: str | None) -> int:
-    """Serve with `gateway.processes` processes until SIGTERM or Ctrl-C."""
-    from uni_agent.cli.gateway import announce
+def serve_shards(config: GatewayAppConfig, token: str | None, announce: Callable[[str, str | None], None]) -> int:
+    """Serve with `gateway.processes` processes until SIGTERM or Ctrl-C.
 
+    `announce` is told the address, and the admin token when nobody chose one.
+    """
     made = token or secrets.token_urlsafe(32)
     supervisor = ShardSupervisor(config, made)
     stopped: list[int] = []
