@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from tests.engine.conftest import POLICY
 from uni_agent.engine import EngineConfig, SamplingParams
-from uni_agent.engine.base import TokenOutput
+from uni_agent.engine.base import OnTokens, TokenOutput
 from uni_agent.engine.config import EmbeddedEngineConfig
 from uni_agent.engine.embedded import EmbeddedBackend
 from uni_agent.errors import ConfigError, MissingExtraError
@@ -28,7 +28,9 @@ class Echo:
 
     async def start(self) -> None: ...
 
-    async def generate(self, request_id: str, prompt_ids: list[int], sampling: SamplingParams) -> TokenOutput:
+    async def generate(
+        self, request_id: str, prompt_ids: list[int], sampling: SamplingParams, *, on_tokens: OnTokens | None = None
+    ) -> TokenOutput:
         return TokenOutput(prompt_ids[-1:], None, "stop")
 
     async def release(self, request_id: str) -> None: ...
