@@ -148,6 +148,8 @@ def test_a_file_cut_at_any_byte_loses_only_the_entry_that_was_cut(tmp_path: Path
             assert journal.torn_bytes == size - ends[left]
             assert journal.append("turn", "s", {}) == left
         assert [entry.seq for entry in read_journal(path)] == list(range(left + 1))
+        with Journal(path) as journal:
+            assert journal.torn_bytes == 0
 
 
 def test_a_stretch_of_zeros_at_the_end_is_a_torn_tail(tmp_path: Path) -> None:
