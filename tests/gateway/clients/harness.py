@@ -39,18 +39,28 @@ class Session:
 class Gateway:
     """`uni-agent gateway` with a scripted engine, on a free port. Use as a context manager."""
 
-    def __init__(self, script: Sequence[str], folder: Path) -> None:
-        self.script = list(script)
+    def __init__(self, script: Sequence[str | Mapping[str, Any]], folder: Path, tokenizer: Path = POLICY) -> None:
+        self.script = [{"text": turn} if isinstance(turn, str) else dict(turn) for turn in script]
         self._folder = folder
+        self._tokenizer = tokenizer
         self._process: subprocess.Popen[str] | None = None
         self.url = ""
 
     def __enter__(self) -> Self:
         self._folder.mkdir(parents=True, exist_ok=True)
         path = self._folder / "script.jsonl"
-        path.write_text("".join(json.dumps({"text": text}) + "\n" for text in self.script), encoding="utf-8")
+        path.write_text("".join(json.dumps(turn) + "\n" for turn in self.script), encoding="utf-8")
         argv = [sys.executable, "-m", "uni_agent", "gateway", "--host", "127.0.0.1", "--port", "0"]
-        argv += ["--admin-token", TOKEN, "--engine", "scripted", "--script", str(path), "--tokenizer", str(POLICY)]
+        argv += [
+            "--admin-token",
+            TOKEN,
+            "--engine",
+            "scripted",
+            "--script",
+            str(path),
+            "--tokenizer",
+            str(self._tokenizer),
+        ]
         with (self._folder / "gateway.log").open("wb") as log:
             self._process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=log, text=True, cwd=self._folder)
         try:
@@ -96,7 +106,8 @@ class Gateway:
     def finalize(self, session: Session) -> Export:
         """End the session: its record."""
         data = self.admin("POST", f"/sessions/{session.id}/finalize", {})
-        return Export(data, self.script, self.log())
+        said = [turn["text"] for turn in self.script if "fault" not in turn]
+        return Export(data, said, self._tokenizer, self.log())
 
     def _listening(self, stdout: IO[str]) -> str:
         lines: queue.Queue[str] = queue.Queue()
@@ -112,13 +123,13 @@ class Gateway:
 class Export:
     """The record of a finalized session, checked against the script that was played."""
 
-    def __init__(self, data: Mapping[str, Any], script: Sequence[str], log: str) -> None:
+    def __init__(self, data: Mapping[str, Any], script: Sequence[str], tokenizer: Path, log: str) -> None:
         self.data = data
         self.trajectories = cast("list[dict[str, Any]]", data["trajectories"])
         self.accounting = cast("dict[str, Any]", data["accounting"])
         self._script = script
         self._log = log
-        self._tokenizer: Any = Tokenizer.from_file(str(POLICY / "tokenizer.json"))
+        self._tokenizer: Any = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
 
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
@@ -141,17 +152,15 @@ class Export:
     ) -> None:
         """Hold the record to what must be: one trajectory for each of `scenarios`, every sampled token trained once.
 
-        `turns` are the numbers of turns of the trajectories; None: one trajectory with the whole script. `drift` is how
+        `turns` are the numbers of turns that each trains; None: one trajectory with the whole script. `drift` is how
         histories may have been recognised.
         """
         assert [one["scenario"] for one in self.trajectories] == list(scenarios), self.says()
-        counts = [one["num_turns"] for one in self.trajectories]
-        assert counts == (list(turns) if turns is not None else [len(self._script)]), self.says()
+        runs = [self._trained(trajectory) for trajectory in self.trajectories]
+        assert [len(one) for one in runs] == (list(turns) if turns is not None else [len(self._script)]), self.says()
         stop = self._tokenizer.token_to_id("<|im_end|>")
-        played = [[*self._encode(text), stop] for text in self._script[: sum(counts)]]
-        sampled: list[list[int]] = []
-        for trajectory in self.trajectories:
-            sampled += self._sampled(trajectory)
+        sampled = [run for one in runs for run in one]
+        played = [[*self._encode(text), stop] for text in self._script[: len(sampled)]]
         assert sorted(sampled) == sorted(played), self.says()
         total = sum(map(len, played))
         account = self.accounting
@@ -159,17 +168,18 @@ class Export:
         assert sum(account["drift"].values()) == len(played), self.says()
         assert {kind for kind, count in account["drift"].items() if count} <= set(drift), self.says()
 
-    def _sampled(self, trajectory: Mapping[str, Any]) -> list[list[int]]:
-        """The sampled runs of one trajectory; mask and logprobs must be exactly theirs."""
-        ids, mask = trajectory["response_ids"], trajectory["response_mask"]
-        runs = [ids[start:end] for kind, _, start, end in trajectory["spans"] if kind == "sampled"]
-        inside = [0] * len(ids)
-        for kind, _, start, end in trajectory["spans"]:
+    def _trained(self, trajectory: Mapping[str, Any]) -> list[list[int]]:
+        """The runs that one trajectory trains; mask, logprobs and tags are exactly theirs."""
+        ids = trajectory["response_ids"]
+        runs: list[list[int]] = []
+        expected = [0] * len(ids)
+        for kind, turn, start, end in trajectory["spans"]:
             if kind == "sampled":
-                inside[start:end] = [1] * (end - start)
-        assert mask == inside, self.says()
-        assert trajectory["response_logprobs"] == [_LOGPROB if one else 0.0 for one in inside], self.says()
-        assert set(trajectory["tags"]) == {trajectory["scenario"]}, self.says()
+                assert trajectory["tags"][turn] == trajectory["scenario"], self.says()
+                expected[start:end] = [1] * (end - start)
+                runs.append(ids[start:end])
+        assert trajectory["response_mask"] == expected, self.says()
+        assert trajectory["response_logprobs"] == [_LOGPROB if one else 0.0 for one in expected], self.says()
         return runs
 
 

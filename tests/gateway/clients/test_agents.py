@@ -29,16 +29,93 @@ def claude_env(session: Session) -> dict[str, str]:
     }
 
 
+def claude(clients: Clients, folder: Path, session: Session, task: str, **env: str) -> str:
+    """Run Claude Code on `task`: its last answer."""
+    argv = [clients.claude, "-p", task, "--dangerously-skip-permissions"]
+    argv += ["--output-format", "json", "--session-id", str(uuid.uuid4())]
+    return json.loads(run_client(argv, folder, claude_env(session) | env).stdout)["result"]
+
+
 def test_ten_turns_of_claude_code_are_one_main_trajectory(clients: Clients, serve: Serve, tmp_path: Path) -> None:
     commands = [f"echo line {i} >> made.txt" for i in range(TURNS)]
     gateway = serve([*(call("Bash", {"command": command}, "Next.") for command in commands), "All lines are written."])
     session = gateway.open()
-    argv = [clients.claude, "-p", "Write nine lines to made.txt.", "--dangerously-skip-permissions"]
-    argv += ["--output-format", "json", "--session-id", str(uuid.uuid4())]
-    done = run_client(argv, tmp_path, claude_env(session))
-    assert json.loads(done.stdout)["result"] == "All lines are written."
+    assert claude(clients, tmp_path, session, "Write nine lines to made.txt.") == "All lines are written."
     assert (tmp_path / "work" / "made.txt").read_text() == "".join(f"line {i}\n" for i in range(TURNS))
     gateway.finalize(session).check("main")
+
+
+def test_claude_code_s_thinking_comes_back_and_stays(
+    clients: Clients, serve: Serve, tmp_path: Path, thinker: Path
+) -> None:
+    gateway = serve(
+        [
+            "<think>\nFirst the file.\n</think>\n\n" + call("Bash", {"command": "echo one > made.txt"}, "I make it."),
+            "<think>\nThen a look.\n</think>\n\n" + call("Bash", {"command": "cat made.txt"}),
+            "<think>\nIt is there.\n</think>\n\nDone.",
+        ],
+        thinker,
+    )
+    session = gateway.open()
+    assert claude(clients, tmp_path, session, "Make made.txt.") == "Done."
+    gateway.finalize(session).check("main", drift=("new", "clean", "realigned"))
+
+
+def test_claude_code_goes_on_after_the_engine_failed(clients: Clients, serve: Serve, tmp_path: Path) -> None:
+    """A turn that broke off before and after its first token is asked for again; the record has it once."""
+    gateway = serve(
+        [
+            call("Bash", {"command": "echo one >> made.txt"}, "I make it."),
+            {"fault": "raise", "text": "lost"},
+            call("Bash", {"command": "echo two >> made.txt"}),
+            "Done.",
+        ]
+    )
+    session = gateway.open()
+    assert claude(clients, tmp_path, session, "Make made.txt.") == "Done."
+    assert (tmp_path / "work" / "made.txt").read_text() == "one\ntwo\n"
+    gateway.finalize(session).check("main")
+
+
+def test_a_sub_agent_of_claude_code_is_a_trajectory_of_its_own(clients: Clients, serve: Serve, tmp_path: Path) -> None:
+    task = {"description": "make a file", "prompt": "Create sub.txt.", "subagent_type": "general-purpose"}
+    gateway = serve(
+        [
+            call("Agent", task, "I delegate."),
+            call("Bash", {"command": "echo sub > sub.txt"}),
+            "The file is made.",
+            "All done.",
+        ]
+    )
+    session = gateway.open()
+    # In the background the two would race for the turns of the script.
+    env = {"CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1"}
+    assert claude(clients, tmp_path, session, "Have sub.txt made.", **env) == "All done."
+    assert (tmp_path / "work" / "sub.txt").read_text() == "sub\n"
+    gateway.finalize(session).check("sub_agent", "main", turns=[2, 2])
+
+
+def test_a_compaction_of_claude_code_is_tagged_and_the_main_conversation_goes_on(
+    clients: Clients, serve: Serve, tmp_path: Path
+) -> None:
+    """It compacts by the reported usage and keeps its last turn, by which the record says what continues what."""
+    count = call("Bash", {"command": "seq 1 5500"}, "I count.")  # some 26,000 tokens
+    gateway = serve(
+        [
+            call("Bash", {"command": "echo one > made.txt"}, "I make the file, then I count a while."),
+            count,
+            count,
+            call("Bash", {"command": "seq 1 5500"}, "I count for the third time."),
+            "<analysis>\nA file.\n</analysis>\n\n<summary>\nmade.txt was made.\n</summary>",
+            "Done.",
+        ]
+    )
+    session = gateway.open()
+    env = {"CLAUDE_CODE_AUTO_COMPACT_WINDOW": "100000"}  # less is taken for this
+    assert claude(clients, tmp_path, session, "Make made.txt.", **env) == "Done."
+    export = gateway.finalize(session)
+    export.check("main", "compaction", "main", turns=[4, 1, 1], drift=("new", "clean", "forked"))
+    assert [one["continues"] for one in export.trajectories] == [None, None, export.trajectories[0]["id"]]
 
 
 def codex_home(folder: Path, session: Session) -> dict[str, str]:
