@@ -158,12 +158,11 @@ class Exchange:
     @property
     def logprobs(self) -> list[float]:
         """Their logprobs."""
-        rows = [choice["logprobs"] for choice in self.choices()]
-        return [
-            value
-            for row in rows
-            for value in row.get("token_logprobs") or [one["logprob"] for one in row.get("content") or []]
-        ]
+        out: list[float] = []
+        for choice in self.choices():
+            row = choice["logprobs"]
+            out += [one["logprob"] for one in row["content"]] if "content" in row else row["token_logprobs"]
+        return out
 
     def choices(self) -> list[dict[str, Any]]:
         """The choice of each event of the stream, or of the whole answer."""
@@ -177,10 +176,12 @@ class Exchange:
 
 
 @asynccontextmanager
-async def logged(upstream: str, window: int = WINDOW) -> AsyncGenerator[tuple[str, list[Exchange]]]:
+async def logged(
+    upstream: str, *, window: int = WINDOW, deaf: bool = False
+) -> AsyncGenerator[tuple[str, list[Exchange]]]:
     """The address of a proxy in front of `upstream`, and the generations that have passed through it.
 
-    `window` is what the proxy says the server's window is.
+    `window` is what the proxy says the server's window is. A `deaf` one does not hear that its client hung up.
     """
     seen: list[Exchange] = []
     async with ClientSession() as client:
@@ -194,16 +195,17 @@ async def logged(upstream: str, window: int = WINDOW) -> AsyncGenerator[tuple[st
                 request.method, upstream + request.path_qs, data=body, headers={"Content-Type": "application/json"}
             ) as answer:
                 reply = web.StreamResponse(status=answer.status, headers={"Content-Type": answer.content_type})
-                await reply.prepare(request)
-                async for piece in answer.content.iter_any():
-                    exchange.raw += piece
-                    await reply.write(piece.replace(b'"max_model_len":%d' % WINDOW, b'"max_model_len":%d' % window))
-            await reply.write_eof()
+                with suppress(ConnectionError):  # the client hung up
+                    await reply.prepare(request)
+                    async for piece in answer.content.iter_any():
+                        exchange.raw += piece
+                        await reply.write(piece.replace(b'"max_model_len":%d' % WINDOW, b'"max_model_len":%d' % window))
+                    await reply.write_eof()
             return reply
 
         app = web.Application(client_max_size=64 << 20)
         app.router.add_route("*", "/{tail:.*}", forward)
-        runner = web.AppRunner(app)
+        runner = web.AppRunner(app, handler_cancellation=not deaf, shutdown_timeout=1.0)
         await runner.setup()
         try:
             await web.TCPSite(runner, "127.0.0.1", 0).start()

@@ -25,16 +25,15 @@ CLOSE = 2e-3
 SYSTEM = "You are a shell agent."
 TASK = "Create a file named vode.txt containing temu."
 SCHEMA = {"type": "object", "properties": {"command": {"type": "string"}}, "required": ["command"]}
-ABOUT = "Run a command in bash."
+TOOLS = {"execute_bash": "Run a command in bash.", "finish": "End the task."}
 
 
 @dataclass
 class Heard:
-    """One reply as the client read it: the turn to send back, and the calls in it as (id, arguments)."""
+    """One reply as the client read it: what to send back, and its calls as (id, arguments as JSON text)."""
 
-    turn: Any
-    calls: list[tuple[str, dict[str, Any]]]
-    text: str
+    turn: list[Any]
+    calls: list[tuple[str, str]]
     deltas: int = 0
 
 
@@ -65,8 +64,10 @@ class Chat(Speaker):
         self.history = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": TASK}]
 
     def request(self, max_tokens: int) -> tuple[str, dict[str, Any]]:
-        function = {"name": "execute_bash", "description": ABOUT, "parameters": SCHEMA}
-        tools = [{"type": "function", "function": function}]
+        tools = [
+            {"type": "function", "function": {"name": name, "description": about, "parameters": SCHEMA}}
+            for name, about in TOOLS.items()
+        ]
         body = {"model": "policy", "messages": self.history, "tools": tools, "max_tokens": max_tokens}
         return "/v1/chat/completions", body
 
@@ -91,8 +92,8 @@ class Chat(Speaker):
         return self._heard(message, deltas)
 
     def _heard(self, message: dict[str, Any], deltas: int = 0) -> Heard:
-        calls = [(call["id"], json.loads(call["function"]["arguments"])) for call in message.get("tool_calls") or ()]
-        return Heard([message], calls, message["content"] or "", deltas)
+        calls = [(call["id"], call["function"]["arguments"]) for call in message.get("tool_calls") or ()]
+        return Heard([message], calls, deltas)
 
     def answer(self, heard: Heard, results: list[str]) -> None:
         self.history += heard.turn
@@ -108,7 +109,10 @@ class Responses(Speaker):
         self.history = [{"role": "user", "content": TASK}]
 
     def request(self, max_tokens: int) -> tuple[str, dict[str, Any]]:
-        tools = [{"type": "function", "name": "execute_bash", "description": ABOUT, "parameters": SCHEMA}]
+        tools = [
+            {"type": "function", "name": name, "description": about, "parameters": SCHEMA}
+            for name, about in TOOLS.items()
+        ]
         body = {"model": "policy", "instructions": SYSTEM, "input": self.history, "tools": tools, "store": False}
         return "/v1/responses", {**body, "max_output_tokens": max_tokens}
 
@@ -120,9 +124,8 @@ class Responses(Speaker):
         return self._heard([event["item"] for event in events if event["type"] == "response.output_item.done"], deltas)
 
     def _heard(self, items: list[dict[str, Any]], deltas: int = 0) -> Heard:
-        calls = [(i["call_id"], json.loads(i["arguments"])) for i in items if i["type"] == "function_call"]
-        text = "".join(part["text"] for i in items if i["type"] == "message" for part in i["content"])
-        return Heard(items, calls, text, deltas)
+        calls = [(item["call_id"], item["arguments"]) for item in items if item["type"] == "function_call"]
+        return Heard(items, calls, deltas)
 
     def answer(self, heard: Heard, results: list[str]) -> None:
         self.history += heard.turn
@@ -138,7 +141,7 @@ class Messages(Speaker):
         self.history = [{"role": "user", "content": TASK}]
 
     def request(self, max_tokens: int) -> tuple[str, dict[str, Any]]:
-        tools = [{"name": "execute_bash", "description": ABOUT, "input_schema": SCHEMA}]
+        tools = [{"name": name, "description": about, "input_schema": SCHEMA} for name, about in TOOLS.items()]
         body = {"model": "policy", "system": SYSTEM, "messages": self.history, "tools": tools}
         return "/v1/messages", {**body, "max_tokens": max_tokens}
 
@@ -161,9 +164,8 @@ class Messages(Speaker):
         return self._heard(list(blocks.values()), deltas)
 
     def _heard(self, blocks: list[dict[str, Any]], deltas: int = 0) -> Heard:
-        calls = [(block["id"], block["input"]) for block in blocks if block["type"] == "tool_use"]
-        text = "".join(block["text"] for block in blocks if block["type"] == "text")
-        return Heard([{"role": "assistant", "content": blocks}], calls, text, deltas)
+        calls = [(block["id"], json.dumps(block["input"])) for block in blocks if block["type"] == "tool_use"]
+        return Heard([{"role": "assistant", "content": blocks}], calls, deltas)
 
     def answer(self, heard: Heard, results: list[str]) -> None:
         self.history += heard.turn
@@ -233,31 +235,44 @@ def assert_rescored(trajectory: dict[str, Any], vllm: RunningServer) -> None:
         assert recorded == pytest.approx([again[n] for n in sampled], abs=CLOSE)
 
 
+async def converse(
+    client: ClientSession, url: str, speaker: Speaker, sampling: dict[str, Any], stream: bool
+) -> tuple[list[Heard], dict[str, Any]]:
+    """Four turns in a session of their own, and the record of it."""
+    async with client.post(f"{url}/sessions", json={"sampling": sampling}, headers=ADMIN) as made:
+        session = await made.json()
+    heard: list[Heard] = []
+    for _ in range(4):
+        heard.append(await ask(client, session["base_url"], session["api_key"], speaker, stream))
+        speaker.answer(heard[-1], ["exit code 0" for _ in heard[-1].calls])
+    async with client.post(f"{url}/sessions/{session['session_id']}/finalize", headers=ADMIN) as done:
+        return heard, await done.json()
+
+
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("kind", [Chat, Responses, Messages])
 async def test_a_conversation_is_recorded_as_the_engine_read_and_sampled_it(
     vllm: RunningServer, tmp_path: Path, kind: type[Speaker], stream: bool
 ) -> None:
     async with logged(vllm.url) as (engine, seen), gateway(engine, tmp_path) as url, ClientSession() as client:
-        async with client.post(f"{url}/sessions", json={"sampling": {"seed": 3}}, headers=ADMIN) as made:
-            session = await made.json()
-        speaker = kind()
-        heard: list[Heard] = []
-        for _ in range(4):
-            heard.append(await ask(client, session["base_url"], session["api_key"], speaker, stream))
-            speaker.answer(heard[-1], ["exit code 0" for _ in heard[-1].calls])
-        async with client.post(f"{url}/sessions/{session['session_id']}/finalize", headers=ADMIN) as done:
-            record = await done.json()
-    assert heard[0].calls and "command" in heard[0].calls[0][1]
-    assert len(seen) == 4
-    if stream:
-        assert all(one.deltas > 1 for one in heard)
-        assert all(len(one.choices()) > 1 for one in seen)  # the engine streamed, too
-    (trajectory,) = record["trajectories"]
-    assert trajectory["num_turns"] == 4
-    assert_recorded(trajectory, seen)
-    await asyncio.to_thread(assert_rescored, trajectory, vllm)
-    account = record["accounting"]
-    total = sum(len(one.token_ids) for one in seen)
-    assert (account["sampled"], account["trained"], account["masked"], account["dropped"]) == (total, total, 0, {})
-    assert {one[0] for one in trajectory["weight_spans"]} == {"default"}
+        for sampling in ({"temperature": 0.0}, {"temperature": 1.0, "seed": 3}):
+            seen.clear()
+            heard, record = await converse(client, url, kind(), sampling, stream)
+            assert len(seen) == 4
+            (trajectory,) = record["trajectories"]
+            assert trajectory["num_turns"] == 4
+            assert_recorded(trajectory, seen)
+            await asyncio.to_thread(assert_rescored, trajectory, vllm)
+            account = record["accounting"]
+            total = sum(len(one.token_ids) for one in seen)
+            assert (account["sampled"], account["trained"], account["masked"], account["dropped"]) == (
+                total,
+                total,
+                0,
+                {},
+            )
+            assert {one[0] for one in trajectory["weight_spans"]} == {"default"}
+            if sampling["temperature"] == 0:
+                # The policy solves this task, so that its first turn is a call.
+                assert json.loads(heard[0].calls[0][1]) == {"command": "echo temu > vode.txt"}
+                assert not stream or (heard[0].deltas > 1 and len(seen[0].choices()) > 1)
