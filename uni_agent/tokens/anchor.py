@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from uni_agent.tokens.base import ToolSchema
 from uni_agent.tokens.template import TemplateError
@@ -76,6 +76,14 @@ class Anchor:
                 raise
             # Some templates know single calls only; the results behind them do not depend on the calls.
             return self._increment(new, tools, calls[:1])
+
+    def keeps_thinking(self, new: Sequence[Message], tools: Sequence[ToolSchema], calls: Sequence[ToolCall]) -> bool:
+        """Whether the thinking of the anchor's turn is still there when `new` follows. Raises TemplateError."""
+        sentinel = self._sentinel(new, tools, calls)
+        question, turn = _anchor(calls, sentinel)
+        thought = f"{sentinel}-thought"
+        messages = [question, replace(turn, reasoning=thought), *new]
+        return thought in self._transcriber.draft(messages, tools, generation=True).text
 
     def _increment(
         self, new: Sequence[Message], tools: Sequence[ToolSchema], calls: Sequence[ToolCall]

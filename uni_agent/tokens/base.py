@@ -112,6 +112,17 @@ class Renderer(Protocol):
         """
         ...
 
+    def shows_thinking(self, ids: Sequence[int]) -> bool:
+        """Whether a sampled turn has a thinking block, be it empty, or stands behind one of the generation prompt."""
+        ...
+
+    def drops_thinking(self, calls: Sequence[ToolCall], new: Sequence[Message], tools: Sequence[ToolSchema]) -> bool:
+        """Whether a full render leaves out the thinking of earlier turns once `new` follows a turn with `calls`.
+
+        The cost depends on `new` alone.
+        """
+        ...
+
     def closing_ids(self) -> list[int]:
         """What ends an assistant turn that was cut by length; appended as context, never trained."""
         ...

@@ -51,16 +51,19 @@ class Transition:
 class TemplateProof:
     """What was shown about a template when it was loaded.
 
-    `drops_thinking`: the template leaves thinking of earlier turns out once a user message follows. Chains keep it (see
-    `ChatTemplateRenderer`), so equality is meant up to thinking. `late_system`: system messages are shown where they
-    stand; otherwise they are given as reminders in user turns. `same_ids`: in every shape tried the chain's ids were
-    those of the full text; False when text at the start of a turn merges with the header in front of it.
+    `drops_thinking`: the template leaves thinking of earlier turns out once a user message follows. Extensions keep it
+    (see `ChatTemplateRenderer`), so equality is meant up to thinking. `late_system`: system messages are shown where
+    they stand; otherwise they are given as reminders in user turns. `same_ids`: in every shape tried the chain's ids
+    were those of the full text; False when text at the start of a turn merges with the header in front of it.
+    `hides_thinking`: behind what the thinking of earlier turns is not in a full render, be it that the template drops
+    it there or that it never shows any.
     """
 
     transitions: Mapping[Kind, Transition]
     drops_thinking: bool
     late_system: bool
     same_ids: bool
+    hides_thinking: frozenset[Kind]
 
     def allows(self, kind: Kind) -> bool:
         """Whether increments of `kind` were proved."""
@@ -87,7 +90,13 @@ def prove(transcriber: Transcriber, anchor: Anchor) -> TemplateProof:
                 reason = f"{shape.name}: {error}"
                 break
         transitions[kind] = Transition(kind, not reason, reason)
-    return TemplateProof(transitions, _drops_thinking(transcriber), transcriber.late_system, prover.same_ids)
+    return TemplateProof(
+        transitions,
+        _drops_thinking(transcriber),
+        transcriber.late_system,
+        prover.same_ids,
+        _hides_thinking(transcriber),
+    )
 
 
 def fitting_parsers(transcriber: Transcriber, parsers: Mapping[str, Callable[[], ToolParser]]) -> list[str]:
@@ -221,3 +230,23 @@ def _drops_thinking(transcriber: Transcriber) -> bool:
     except TemplateError:
         return False
     return thought in last and thought not in earlier
+
+
+def _hides_thinking(transcriber: Transcriber) -> frozenset[Kind]:
+    """See `TemplateProof`; tried behind two rounds of tools, of which a template may treat the last one apart."""
+    user = Message("user", "go")
+    history = [user]
+    for name in ("probe-one", "probe-two"):
+        turn, results = _asks(name, "x")
+        history += [Message("assistant", "", f"{name}-thought", turn.tool_calls), *results]
+    done = Message("assistant", "done", "probe-one-thought probe-two-thought")
+    hidden: set[Kind] = set()
+    tried: list[tuple[Kind, list[Message]]] = [("tool_results", history), ("messages", [user, done, user])]
+    for kind, messages in tried:
+        try:
+            text = transcriber.draft(messages, [PROBE_TOOL] if kind == "tool_results" else [], generation=True).text
+        except TemplateError:
+            continue
+        if "probe-one-thought" not in text or "probe-two-thought" not in text:
+            hidden.add(kind)
+    return frozenset(hidden)

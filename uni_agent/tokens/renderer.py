@@ -9,15 +9,17 @@ from uni_agent.errors import ModelError
 from uni_agent.tokens.anchor import Anchor, AnchorError
 from uni_agent.tokens.base import ParsedOutput, StreamingParse, ToolParser, ToolSchema
 from uni_agent.tokens.decoding import TokenDecoder
+from uni_agent.tokens.disguise import THINK_TAGS
 from uni_agent.tokens.limit import limit_tokens
 from uni_agent.tokens.no_tools import NoToolParser
 from uni_agent.tokens.parsers.reasoning import OutputParser
 from uni_agent.tokens.proof import Kind, TemplateProof, prove
-from uni_agent.tokens.template import ChatTemplate
+from uni_agent.tokens.template import ChatTemplate, TemplateError
 from uni_agent.tokens.tokenizer import ChatTokenizer
 from uni_agent.tokens.transcript import Draft, Transcriber
-from uni_agent.types import Message
+from uni_agent.types import Message, ToolCall
 
+_QUESTION = "probe-question"
 _OPEN_THINKING = re.compile(r"<think>\s*\Z")
 _CLOSED_THINKING = re.compile(r"<think>\s*</think>\s*\Z")
 
@@ -35,9 +37,9 @@ class ChatTemplateRenderer:
     Text is not markup: the text of a control token in a message, a tool's schema or an argument becomes ordinary
     tokens.
 
-    `thinking_history` is `keep`: sampled ids stay in the chain as they are, also where the template would leave the
-    thinking of earlier turns out of a full render. The thinking is trained once, the prefix never changes, and caches
-    stay valid; the model sees more of its own thinking than with a chat server that renders anew.
+    An extension keeps sampled ids in the chain as they are, also where the template would leave the thinking of earlier
+    turns out of a full render: the thinking is trained once, the prefix never changes, and caches stay valid. A caller
+    that wants the full render there asks `drops_thinking`.
 
     Transitions that `prove` could not show to be append-only are rendered in full; see `extension`.
     """
@@ -57,8 +59,9 @@ class ChatTemplateRenderer:
         self.anchor = Anchor(self.transcriber)
         self._proof: TemplateProof | None = None
         self.starts_in_reasoning = False
+        prompt = self.transcriber.draft([Message("user", _QUESTION)], [], generation=True).text
+        self._prompt_thinks = _shows_thinking(prompt[prompt.rfind(_QUESTION) :])
         if reasoning:
-            prompt = self.transcriber.draft([Message("user", "hi")], [], generation=True).text
             self.starts_in_reasoning = _OPEN_THINKING.search(prompt) is not None
             reasoning = _CLOSED_THINKING.search(prompt) is None
         self.output = OutputParser(tool_parser, reasoning=reasoning, starts_in_reasoning=self.starts_in_reasoning)
@@ -117,6 +120,26 @@ class ChatTemplateRenderer:
             history, new, tools, [*chain, *closing] if chain is not None else None, reason
         )
         return closing + self.transcriber.ids(draft, start)
+
+    def shows_thinking(self, ids: Sequence[int]) -> bool:
+        """Whether a sampled turn has a thinking block, be it empty, or stands behind one of the generation prompt."""
+        return self._prompt_thinks or _shows_thinking(self.decode(ids))
+
+    def drops_thinking(self, calls: Sequence[ToolCall], new: Sequence[Message], tools: Sequence[ToolSchema]) -> bool:
+        """Whether a full render leaves out the thinking of earlier turns once `new` follows a turn with `calls`.
+
+        Found at load where it depends on the roles alone; else the template is asked, with nothing but `new`.
+        """
+        hides = self.proof.hides_thinking
+        if new and all(message.role == "tool" for message in new):
+            return "tool_results" in hides
+        if "messages" not in hides:
+            return False
+        answered = calls if new and new[0].role == "tool" else ()
+        try:
+            return not self.anchor.keeps_thinking(new, tools, answered)
+        except TemplateError:  # some templates know single calls only
+            return not self.anchor.keeps_thinking(new, tools, answered[:1])
 
     def closing_ids(self) -> list[int]:
         """What the template puts at the end of an assistant turn, up to its control token; a new list."""
@@ -183,3 +206,7 @@ class ChatTemplateRenderer:
         raise TemplateDriftError(
             f"chat template {self.template.name} does not continue this conversation where it stopped ({reason})"
         )
+
+
+def _shows_thinking(text: str) -> bool:
+    return any(tag in text for tag in THINK_TAGS)

@@ -7,17 +7,17 @@ from collections.abc import Callable
 import pytest
 
 from tests.tokens.graph.support import Session, renderer_of
-from uni_agent.tokens.graph import Matcher, SessionGraph
+from uni_agent.tokens.graph import Matcher, SessionGraph, ThinkingPolicy
 
 MakeSession = Callable[..., Session]
 
 
 @pytest.fixture
 def session() -> MakeSession:
-    """`session(template, matcher=None)` opens a new session."""
+    """`session(template, matcher=None, thinking="keep")` opens a new session."""
 
-    def build(name: str = "qwen3", matcher: Matcher | None = None) -> Session:
+    def build(name: str = "qwen3", matcher: Matcher | None = None, thinking: ThinkingPolicy = "keep") -> Session:
         renderer = renderer_of(name)
-        return Session(SessionGraph("s", renderer, matcher=matcher), renderer)
+        return Session(SessionGraph("s", renderer, matcher=matcher, thinking=thinking), renderer)
 
     return build

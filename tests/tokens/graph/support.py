@@ -93,9 +93,15 @@ class Session:
         before = [] if turn.parent is None else [*self.request_of(turn.parent), turn.parent.message]
         return [*before, *(reading.message for reading in turn.context.readings)]
 
+    def stock(self, prepared: Prepared) -> str:
+        """The full render of the prepared conversation."""
+        return self.text(self.renderer.initial(prepared.messages, prepared.tools))
+
     def restarted(self) -> Session:
         """The session of another process that has read the records of this one."""
-        other = Session(SessionGraph(self.graph.session_id, self.renderer, matcher=self.graph.matcher), self.renderer)
+        graph, mine = SessionGraph, self.graph
+        fresh = graph(mine.session_id, self.renderer, matcher=mine.matcher, thinking=mine.thinking)
+        other = Session(fresh, self.renderer)
         for turn in self.graph.turns:
             other.graph.restore(turn_record(turn))
         other.prompts, other.sampled = dict(self.prompts), dict(self.sampled)

@@ -289,8 +289,8 @@ def test_template_variables_open_a_tree_of_their_own() -> None:
     assert other.parent is None and other.drift == "forked"
 
 
-def test_only_the_thinking_policy_that_exists_is_taken() -> None:
-    with pytest.raises(ValueError, match="keep"):
+def test_only_the_thinking_policies_that_exist_are_taken() -> None:
+    with pytest.raises(ValueError, match="keep, template"):
         SessionGraph("s", renderer_of("qwen3"), thinking="drop")  # pyright: ignore[reportArgumentType]
 
 

@@ -61,12 +61,15 @@ def test_a_template_that_cannot_go_on_starts_a_tree_and_loses_nothing() -> None:
     history: list[Message] = [user("go")]
     for i in range(3):
         prepared = s.prepare(history)
-        assert bool(prepared.rerendered) == bool(i) and (prepared.drift == "forked") == bool(i)
-        assert prepared.prompt_ids == renderer.initial(history, [BASH]) and prepared.continues is None
+        assert bool(prepared.rerendered) == bool(i) and prepared.drift == ("clean" if i else "new")
+        assert prepared.prompt_ids == renderer.initial(history, [BASH]) and prepared.reused == 0
+        assert prepared.continues is (s.graph.turns[-1] if i else None) and prepared.parent is None
         turn = s.say(prepared, f"turn {i}")
         history += [turn.message, user("more")]
     chains = s.check()
     assert [chain.trained for chain in chains] == [(0,), (1,), (2,)]
+    assert [chain.continues for chain in chains] == [None, "s/0", "s/1"] and s.graph.account().renewed == 2
+    assert s.prepare([user("go"), s.graph.turns[0].message, user("something else")]).drift == "forked"
     again = s.prepare(history[:3])
     assert again.context is s.graph.turns[1].context
 

@@ -7,6 +7,7 @@ from uni_agent.tokens.graph.prepared import Prepared
 from uni_agent.tokens.graph.reading import Reading
 from uni_agent.tokens.graph.record import TurnRecord, turn_record
 from uni_agent.tokens.graph.session import GraphClosedError, SessionGraph
+from uni_agent.tokens.graph.thinking import ThinkingPolicy
 
 __all__ = [
     "Chain",
@@ -21,6 +22,7 @@ __all__ = [
     "Reading",
     "SessionGraph",
     "StrictMatcher",
+    "ThinkingPolicy",
     "Turn",
     "TurnRecord",
     "turn_record",

@@ -27,8 +27,8 @@ class Chain:
     context in it (mask 0, logprob 0.0). `cache.routed_experts` is None or a list of (start, rows) for the trained
     turns, `start` indexing `response_ids`. `turns` are the ids of all turns, `trained` of those trained here.
     `branched_from` is the last turn shared with an earlier chain, `continues` the id of the chain that a compaction
-    ended, or that this chain renders anew. `abandoned`: a retry replaced the leaf. `tags` are those of `turns`. `message_turns` has one item for each of
-    `messages`: the turn that it is, None for what was not sampled.
+    ended, or that this chain renders anew. `abandoned`: a retry replaced the leaf. `tags` are those of `turns`.
+    `message_turns` has one item for each of `messages`: the turn that it is, None for what was not sampled.
     """
 
     id: str
@@ -49,8 +49,8 @@ class GraphAccount:
     """The account of a session. `tokens` is always balanced.
 
     `branches` counts chains beyond one per tree, `siblings` turns that were sampled for a request that was known,
-    `abandoned` the leaves that a retry replaced, kept or not, `renewed` the trees that render a chain anew. `drift` counts turns by how their history was recognised;
-    `rewrites` those whose history came in another spelling.
+    `abandoned` the leaves that a retry replaced, kept or not, `renewed` the trees that render a chain anew. `drift`
+    counts turns by how their history was recognised; `rewrites` those whose history came in another spelling.
     """
 
     tokens: TokenAccount

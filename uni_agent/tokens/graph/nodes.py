@@ -38,14 +38,20 @@ class Context:
 
     `ids` [C] are its own tokens only, the generation prompt included; the first `closing` of them end a parent that was
     cut by length. `readings` may be empty: a turn right behind a turn.
+
+    `renews` is the turn whose chain this start of a tree renders anew, then the first `known` of `readings` are the
+    messages of that chain. `thinks`: it shows thinking of assistant messages.
     """
 
-    parent: Turn | None
-    scope: Scope
+    parent: Turn | None = field(repr=False)  # links are left out of texts: these would go through the whole forest
+    scope: Scope = field(repr=False)
     readings: tuple[Reading, ...]
     ids: list[int]
     closing: int = 0
-    turns: list[Turn] = field(default_factory=list["Turn"])
+    renews: Turn | None = field(default=None, repr=False)
+    known: int = 0
+    thinks: bool = False
+    turns: list[Turn] = field(default_factory=list["Turn"], repr=False)
 
 
 @dataclass(slots=True, eq=False)
@@ -55,7 +61,9 @@ class Turn:
     `id` counts the turns of a session from 0 in the order of their commits. `cut`: it ends without an end token.
     `routed_experts` are rows for these tokens alone ([T, layers, top_k], or one row fewer where the engine has none for
     the last token). `prepared_at` and `committed_at` are ticks of the session's own count of events. `continues` is the
-    turn that a compacted conversation goes on from, or None.
+    turn that a compacted conversation goes on from, or whose chain was rendered anew, else None. `contexts` go on from
+    the turn in its tree, `renewed` are the trees that render its chain anew. `thinks`: the chain up to here shows
+    thinking; known where the policy asks for it.
     """
 
     id: int
@@ -72,8 +80,10 @@ class Turn:
     tag: str
     prepared_at: int
     committed_at: int
-    continues: Turn | None = None
-    contexts: list[Context] = field(default_factory=list["Context"])
+    continues: Turn | None = field(default=None, repr=False)
+    contexts: list[Context] = field(default_factory=list["Context"], repr=False)
+    renewed: list[Context] = field(default_factory=list["Context"], repr=False)
+    thinks: bool = False
 
     @property
     def message(self) -> Message:
@@ -105,10 +115,15 @@ def chain_ids(turn: Turn | None) -> list[int]:
     return out
 
 
+def chain_readings(turn: Turn | None) -> list[Reading]:
+    """The readings of the messages of the chain up to and with `turn`."""
+    out: list[Reading] = []
+    for node in path_to(turn):
+        out.extend(node.context.readings)
+        out.append(node.reading)
+    return out
+
+
 def chain_messages(turn: Turn | None) -> list[Message]:
     """The messages of the chain up to and with `turn`, as they are stored."""
-    out: list[Message] = []
-    for node in path_to(turn):
-        out.extend(reading.message for reading in node.context.readings)
-        out.append(node.message)
-    return out
+    return [reading.message for reading in chain_readings(turn)]

@@ -16,7 +16,8 @@ class Prepared:
 
     `prompt_ids` [P] is the exact prompt, a list of its own; `reused` of them are stored tokens, the rest was rendered
     for this request. `drift` says how the history was recognised, `matched` how many of its messages. `rerendered` is
-    "" or why the template could not continue the chain that was found. `at` is the tick of the preparation.
+    "" or why the chain that was found was rendered anew; then it is the one of the turn that this `continues`. `at` is
+    the tick of the preparation.
     """
 
     prompt_ids: list[int]

@@ -9,7 +9,7 @@ from typing import Any
 from uni_agent.engine.base import WeightSpan
 from uni_agent.tokens.base import ToolSchema
 from uni_agent.tokens.graph.matcher import Matcher
-from uni_agent.tokens.graph.nodes import Context, Drift, Intent, Scope, Turn
+from uni_agent.tokens.graph.nodes import Context, Drift, Intent, Scope, Turn, chain_messages
 from uni_agent.types import Message
 
 
@@ -103,8 +103,19 @@ def restored_turn(record: TurnRecord, turns: Sequence[Turn], scope: Scope, match
 
 def _context(record: TurnRecord, turns: Sequence[Turn], scope: Scope, matcher: Matcher) -> Context:
     if record.parent is None:
-        return Context(None, scope, tuple(matcher.read(record.messages)), list(record.context_ids), record.closing)
+        context = Context(None, scope, tuple(matcher.read(record.messages)), list(record.context_ids), record.closing)
+        return _renewing(context, record, turns)
     parent = turns[record.parent]
     # Read behind the turn whose calls they answer.
     readings = matcher.read([parent.message, *record.messages])[1:]
     return Context(parent, parent.context.scope, tuple(readings), list(record.context_ids), record.closing)
+
+
+def _renewing(context: Context, record: TurnRecord, turns: Sequence[Turn]) -> Context:
+    """`context`, with the chain that it renders anew: the one that it continues and whose messages it begins with."""
+    source = None if record.continues is None else turns[record.continues]
+    if source is not None and source.context.scope.key == context.scope.key:
+        known = chain_messages(source)
+        if list(record.messages[: len(known)]) == known:
+            context.renews, context.known = source, len(known)
+    return context

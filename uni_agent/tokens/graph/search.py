@@ -27,6 +27,8 @@ class Found:
 def deepest(roots: Iterable[Context], readings: Sequence[Reading], matcher: Matcher) -> Found | None:
     """The node with the most messages of the request; None when no turn of it is known.
 
+    `roots` are the trees that render no other chain anew; those that do are searched behind that chain.
+
     Among equals: a known context before a turn, then the history that reads most like the request, then the newest.
     """
     best: Found | None = None
@@ -34,8 +36,9 @@ def deepest(roots: Iterable[Context], readings: Sequence[Reading], matcher: Matc
     stack = [(root, 0, 0) for root in roots]
     while stack:
         context, at, score = stack.pop()
-        end = at + len(context.readings)
-        gained = _run_score(context.readings, readings[at:end], matcher)
+        own = context.readings[context.known :] if context.known else context.readings
+        end = at + len(own)
+        gained = _run_score(own, readings[at:end], matcher)
         if gained is None:
             continue
         score += gained
@@ -51,7 +54,7 @@ def deepest(roots: Iterable[Context], readings: Sequence[Reading], matcher: Matc
             rank = (end + 1, 0, total, turn.id)
             if rank > best_rank:
                 best, best_rank = Found(turn, None, end + 1, total == 2 * (end + 1)), rank
-            stack.extend((child, end + 1, total) for child in turn.contexts)
+            stack.extend((child, end + 1, total) for child in (*turn.contexts, *turn.renewed))
     return best
 
 

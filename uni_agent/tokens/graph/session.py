@@ -13,12 +13,13 @@ from uni_agent.tokens.base import ParsedOutput, Renderer, ToolSchema
 from uni_agent.tokens.graph.export import AbandonedPolicy, Chain, GraphAccount, account_of, chains_of
 from uni_agent.tokens.graph.lineage import relation
 from uni_agent.tokens.graph.matcher import Matcher, StrictMatcher
-from uni_agent.tokens.graph.nodes import Context, Drift, Intent, Scope, Turn, chain_ids, chain_messages
+from uni_agent.tokens.graph.nodes import Context, Drift, Intent, Scope, Turn, chain_ids, chain_messages, chain_readings
 from uni_agent.tokens.graph.output import checked_output, message_of
 from uni_agent.tokens.graph.prepared import Prepared
 from uni_agent.tokens.graph.reading import Reading, json_meaning
 from uni_agent.tokens.graph.record import TurnRecord, restored_turn
 from uni_agent.tokens.graph.search import Found, deepest
+from uni_agent.tokens.graph.thinking import DROPPED, ThinkingPolicy, loses_thinking, mark_thinking
 from uni_agent.tokens.renderer import TemplateDriftError
 from uni_agent.tokens.template import TemplateError
 from uni_agent.types import Message
@@ -36,7 +37,7 @@ class SessionGraph:
 
     Synchronous and pure. It is not locked: `prepare`, `commit` and the exports of one graph run one at a time, while
     any number of generations may be under way between them. `thinking` is what happens to the thinking of earlier
-    turns: with `keep`, sampled ids stay in every later prompt as they are.
+    turns; see `ThinkingPolicy`.
     """
 
     def __init__(
@@ -46,10 +47,10 @@ class SessionGraph:
         *,
         matcher: Matcher | None = None,
         renderer_for: RendererFor | None = None,
-        thinking: Literal["keep"] = "keep",
+        thinking: ThinkingPolicy = "keep",
     ) -> None:
-        if thinking != "keep":
-            raise ValueError(f"thinking: {thinking!r} is not known; `keep` is the one policy there is")
+        if thinking not in ("keep", "template"):
+            raise ValueError(f"thinking: {thinking!r} is none of keep, template")
         self.session_id = session_id
         self.thinking = thinking
         self.matcher: Matcher = matcher or StrictMatcher()
@@ -77,7 +78,8 @@ class SessionGraph:
 
         `intent` says why a known request comes again: `retry` (the client marked it) and `resample` (another sample is
         wanted) are taken at their word; `auto` is a retry when the earlier reply was committed before, a resample when
-        both are under way at once. `continues` is the turn that a compacted conversation goes on from, found by `auto`.
+        both are under way at once. `continues` is the turn that a new conversation goes on from after a compaction,
+        found by `auto`.
         `tag` stays on the turn. Raises ValueError without messages, or for `template_kwargs` when the graph has no
         `renderer_for`; ConfigError when the template refuses the messages; GraphClosedError.
         """
@@ -88,13 +90,9 @@ class SessionGraph:
         scope = self._scope(tools, template_kwargs or {})
         found = deepest(self._roots.get(scope.key, ()), readings, self.matcher)
         self._clock += 1
-        reason = ""
         if found is not None:
-            try:
-                return self._continued(found, readings, intent, tag)
-            except (TemplateDriftError, TemplateError) as error:
-                reason = str(error)
-        return self._started(scope, readings, intent, tag, continues, reason)
+            return self._continued(found, readings, intent, tag)
+        return self._started(scope, readings, intent, tag, continues)
 
     def commit(self, prepared: Prepared, output: TokenOutput, message: Message | ParsedOutput) -> Turn:
         """Add the generation that `prepared` led to, and what it says. All or nothing.
@@ -128,6 +126,7 @@ class SessionGraph:
             committed_at=self._clock + 1,
             continues=prepared.continues,
         )
+        self._mark(turn)
         self._add(turn)
         return turn
 
@@ -141,6 +140,7 @@ class SessionGraph:
             raise ValueError(f"turn {len(self.turns)} comes next, not turn {record.id}")
         scope = self._scope(record.tools, record.template_kwargs)
         turn = restored_turn(record, self.turns, scope, self.matcher)
+        self._mark(turn)
         self._add(turn)
         return turn
 
@@ -174,15 +174,32 @@ class SessionGraph:
         turn = found.turn
         if turn is None:  # a match without a context always ends with a turn
             raise AssertionError("a match names neither a turn nor a context")
-        context, prompt = self._extended(turn, readings[found.matched :])
-        if turn.contexts:
+        new = _answering(turn, readings[found.matched :])
+        if turn.contexts or turn.renewed:
             drift = "forked"
-        return Prepared(prompt, len(prompt) - len(context.ids), context, drift, found.matched, intent, tag, self._clock)
+        reason = DROPPED if self.thinking == "template" and loses_thinking(turn, new) else ""
+        if not reason:
+            try:
+                context, prompt = self._extended(turn, new)
+            except (TemplateDriftError, TemplateError) as error:
+                reason = str(error)
+            else:
+                reused = len(prompt) - len(context.ids)
+                return Prepared(prompt, reused, context, drift, found.matched, intent, tag, self._clock)
+        context = self._renewed(turn, new)
+        prompt = list(context.ids)
+        return Prepared(prompt, 0, context, drift, found.matched, intent, tag, self._clock, reason, turn)
 
-    def _extended(self, turn: Turn, new: Sequence[Reading]) -> tuple[Context, list[int]]:
+    def _renewed(self, turn: Turn, new: Sequence[Reading]) -> Context:
+        """The start of a tree that renders the chain up to `turn` anew, with `new` behind it."""
+        known = chain_readings(turn)
+        scope, readings = turn.context.scope, (*known, *new)
+        ids = list(scope.renderer.initial([reading.message for reading in readings], scope.tools))
+        return Context(None, scope, readings, ids, renews=turn, known=len(known))
+
+    def _extended(self, turn: Turn, new: tuple[Reading, ...]) -> tuple[Context, list[int]]:
         """A new context behind `turn` for `new`, and the prompt that ends with it."""
         scope = turn.context.scope
-        new = _answering(turn, new)
         prompt = chain_ids(turn)
         ids = scope.renderer.extension(
             chain_messages(turn), [reading.message for reading in new], scope.tools, cut=turn.cut, chain=prompt
@@ -198,38 +215,44 @@ class SessionGraph:
         intent: Intent,
         tag: str,
         continues: Turn | Literal["auto"] | None,
-        reason: str,
     ) -> Prepared:
         ids = list(scope.renderer.initial([reading.message for reading in readings], scope.tools))
         roots = chain.from_iterable(self._roots.values())
         drift, source = relation(roots, self.turns, self._by_key, readings, self.matcher)
-        if reason:
-            drift, source = "forked", None
         if continues != "auto":
             source = continues
         context = Context(None, scope, tuple(readings), ids)
-        return Prepared(list(ids), 0, context, drift, 0, intent, tag, self._clock, reason, source)
+        return Prepared(list(ids), 0, context, drift, 0, intent, tag, self._clock, continues=source)
+
+    def _mark(self, turn: Turn) -> None:
+        if self.thinking == "template":
+            mark_thinking(turn)
 
     def _add(self, turn: Turn) -> None:
         """The one place where the forest grows; nothing in it can fail."""
         self._clock = max(self._clock, turn.committed_at)
         self._used.add(turn.prepared_at)
         context = turn.context
-        if not context.turns and context.parent is None:
-            self._roots.setdefault(context.scope.key, []).append(context)
-        elif not context.turns and context.parent is not None:
-            context.parent.contexts.append(context)
+        if not context.turns:
+            self._siblings(context).append(context)
         context.turns.append(turn)
         self.turns.append(turn)
         self._by_key[turn.reading.key] = turn
 
     def _settled(self, context: Context) -> Context:
         """`context`, or the stored one that is the same: same place, same tokens, same messages."""
-        siblings = self._roots.get(context.scope.key, ()) if context.parent is None else context.parent.contexts
-        for other in siblings:
+        for other in self._siblings(context):
             if other is context or (other.ids == context.ids and _same_run(other.readings, context.readings)):
                 return other
         return context
+
+    def _siblings(self, context: Context) -> list[Context]:
+        """The stored contexts at the place of `context`."""
+        if context.parent is not None:
+            return context.parent.contexts
+        if context.renews is not None:
+            return context.renews.renewed
+        return self._roots.setdefault(context.scope.key, [])
 
     def _scope(self, tools: Sequence[ToolSchema], kwargs: Mapping[str, Any]) -> Scope:
         key = json_meaning([dict(kwargs), sorted(json_meaning(tool) for tool in tools)])

@@ -87,7 +87,10 @@ class XMLCall:
             error = f"The tool call has no name. {EXPECTED}"
         else:
             error = unknown_tool(self.name, self._out.tools)
-        self._out.arguments("}" if self._arguments else "{}")
+        if cut:  # left open: half a call must not read as a whole one
+            self._out.arguments("" if self._arguments else "{")
+        else:
+            self._out.arguments("}" if self._arguments else "{}")
         note = "" if error else " ".join(self._notes[:_NOTES])
         raw = "".join(self._raw).strip()
         self._out.end(ToolCall("", self.name, self._arguments, raw, error, note))
