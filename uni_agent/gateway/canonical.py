@@ -44,15 +44,17 @@ class ModelRequest:
 
     `messages` are the whole conversation, or what follows `previous_response_id`; the first `instructions` of them do
     not carry over to a request that names this one as its previous. `tools` are OpenAI function schemas as they are
-    rendered. `sampling` holds what the client asked for under the names of `SamplingParams`; `max_tokens` is None when
-    it named no cap. `stop` are strings that end the turn. `samples` is how many answers are wanted. `template_kwargs`
-    are variables for the chat template. `return_tokens`: the client wants ids and logprobs beside the text. `ignored`
-    names what was asked and is not done. `dialect` is the adapter's own, opaque to others.
+    rendered; `loaded_tools` may be called as well, but stand in the conversation and not in the list. `sampling` holds
+    what the client asked for under the names of `SamplingParams`; `max_tokens` is None when it named no cap. `stop` are
+    strings that end the turn. `samples` is how many answers are wanted. `template_kwargs` are variables for the chat
+    template. `return_tokens`: the client wants ids and logprobs beside the text. `ignored` names what was asked and is
+    not done. `dialect` is the adapter's own, opaque to others.
     """
 
     wire: Wire
     messages: tuple[Message, ...]
     tools: tuple[ToolSchema, ...] = ()
+    loaded_tools: tuple[ToolSchema, ...] = ()
     model: str = ""
     stream: bool = False
     max_tokens: int | None = None

@@ -59,7 +59,7 @@ class TurnReading:
 
     def __init__(self, renderer: Renderer, request: ModelRequest, tools: Sequence[ToolSchema], turn_id: str) -> None:
         self._renderer = renderer
-        self._tools = tools
+        self._tools = [*tools, *request.loaded_tools]
         self._calls = bool(tools) and request.tool_choice.mode != "none"
         self._single = self._calls and not request.tool_choice.parallel
         self._stop_words = request.stop

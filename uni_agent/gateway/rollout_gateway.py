@@ -99,7 +99,8 @@ class RolloutGateway:
     ) -> Self:
         """A gateway over one or several engine servers of the same model.
 
-        `tokenizer` is the folder with the model's tokenizer and template; None when `model` itself is such a folder.
+        `model` is the name that the server knows, or the folder of the model. `tokenizer` is the folder with tokenizer
+        and chat template; None when `model` is one.
         `options` go to the constructor. Raises ConfigError.
         """
         from uni_agent.engine.config import SglangEngineConfig, VllmEngineConfig
@@ -109,7 +110,8 @@ class RolloutGateway:
         if not folder.is_dir():
             raise ConfigError(f"{folder} is no folder: name the folder of the model's tokenizer with `tokenizer`")
         if engine == "vllm":
-            backend = VllmEngineConfig(type="vllm", urls=urls, model=model).build()
+            served = None if Path(model).is_dir() else model
+            backend = VllmEngineConfig(type="vllm", urls=urls, model=served).build()
         elif engine == "sglang":
             backend = SglangEngineConfig(type="sglang", urls=urls).build()
         else:
@@ -140,7 +142,7 @@ class RolloutGateway:
 
     def __enter__(self) -> Self:
         """Serve for the length of a block."""
-        return self.start()
+        return self if self._thread is not None else self.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

@@ -79,9 +79,9 @@ def call_of(id_: Any, name: Any, arguments: Any) -> ToolCall:
         values = cast("dict[str, Any]", arguments)
         raw = unparsed(values)
         if raw is None:
-            return ToolCall(_word(id_), _word(name), values, json.dumps(values, ensure_ascii=False))
+            return ToolCall(_word(id_), _word(name), values, _dumped(values))
         arguments = raw
-    written = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    written = arguments if isinstance(arguments, str) else _dumped(arguments)
     if not written.strip() or written.strip() == "null":
         return ToolCall(_word(id_), _word(name), {}, "{}")
     try:
@@ -167,6 +167,13 @@ def function_schema(name: str, description: Any, parameters: Any) -> ToolSchema:
     schema: dict[str, Any] = cast("dict[str, Any]", parameters) if isinstance(parameters, dict) else {}
     function["parameters"] = schema or {"type": "object", "properties": {}}
     return {"type": "function", "function": function}
+
+
+def _dumped(value: Any) -> str:
+    try:
+        return json.dumps(value, ensure_ascii=False)
+    except RecursionError as error:
+        raise invalid("the arguments of a tool call are nested too deeply") from error
 
 
 def _word(value: Any) -> str:

@@ -10,7 +10,6 @@ import pytest
 from tests.gateway.protocols.messages.support import ADAPTER, USER, body, read, readings, same, wire
 from uni_agent.gateway.canonical import ToolChoice
 from uni_agent.gateway.errors import ErrorKind, GatewayError
-from uni_agent.gateway.protocols.anthropic_messages.request import MessagesDialect
 from uni_agent.types import Media, Message, ToolCall
 
 PNG = b"\x89PNG\r\n"
@@ -346,7 +345,7 @@ def test_deferred_tools_are_shown_where_they_are_loaded_and_the_list_stays():
         'Tool loaded: {"type": "function", "function": {"name": "later", "description": "L", '
         '"parameters": {"type": "object"}}}\n'
     )
-    assert after.dialect == MessagesDialect(({"type": "function", "function": function},))
+    assert after.loaded_tools == ({"type": "function", "function": function},)
     assert read(USER, ask, loaded, tools=[BASH]).messages[2].content == "Tool loaded: later\n"
 
 

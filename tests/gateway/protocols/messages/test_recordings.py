@@ -129,7 +129,7 @@ def test_a_tool_that_claude_code_loads_changes_no_list():
     assert {"Bash", "ToolSearch"} < offered and not {"WebFetch", "DeferredToolPlaceholder"} & offered
     (loaded,) = [m.content for m in later[0].messages if m.role == "tool"]
     assert loaded.startswith('Tool loaded: {"type": "function", "function": {"name": "WebFetch"')
-    assert [t["function"]["name"] for t in later[0].dialect.loaded] == ["WebFetch", "NotebookEdit"]
+    assert [t["function"]["name"] for t in later[0].loaded_tools] == ["WebFetch", "NotebookEdit"]
 
 
 def test_broken_arguments_come_back_as_the_model_wrote_them():

@@ -23,7 +23,7 @@ class AnthropicMessagesAdapter:
         return "anthropic_messages"
 
     def read(self, wire: Wire) -> ModelRequest:
-        """The request in canonical form; `dialect` is a `MessagesDialect`. Raises GatewayError with the path."""
+        """The request in canonical form. Raises GatewayError with the path."""
         return read_request(wire)
 
     def response(self, request: ModelRequest, turns: Sequence[FinishedTurn]) -> dict[str, Any]:

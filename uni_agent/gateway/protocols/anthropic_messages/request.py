@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from uni_agent.gateway.canonical import ModelRequest, Wire
@@ -14,17 +13,6 @@ from uni_agent.gateway.protocols.anthropic_messages.errors import thread_unsuppo
 from uni_agent.gateway.protocols.anthropic_messages.history import read_messages, read_system
 from uni_agent.gateway.protocols.anthropic_messages.tools import read_choice, read_tools
 from uni_agent.gateway.protocols.reading import text, whole
-from uni_agent.tokens.base import ToolSchema
-
-
-@dataclass(frozen=True, slots=True)
-class MessagesDialect:
-    """`loaded` are tools that the model knows from the conversation, not from the list that is rendered.
-
-    Their calls are as good as those of `ModelRequest.tools`.
-    """
-
-    loaded: tuple[ToolSchema, ...] = ()
 
 
 def read_request(wire: Wire) -> ModelRequest:
@@ -53,5 +41,5 @@ def _read(wire: Wire, body: Mapping[str, Any]) -> ModelRequest:
         tool_choice=read_choice(body.get("tool_choice"), offer, history.loaded),
         instructions=len(system),
         ignored=(*history.ignored, *offer.ignored, *options.ignored(body)),
-        dialect=MessagesDialect(tuple(offer.deferred[name] for name in history.loaded if name in offer.deferred)),
+        loaded_tools=tuple(offer.deferred[name] for name in history.loaded if name in offer.deferred),
     )

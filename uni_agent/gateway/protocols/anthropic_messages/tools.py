@@ -2,7 +2,7 @@
 
 Deferred tools (`defer_loading`) are never part of the rendered list: a client that loads one inserts it in the middle,
 and a list that changes begins a new prompt. They are shown where the API shows them, at the `tool_reference` that loads
-them: there the text is the tool's schema, the same in every later request. `MessagesDialect.loaded` names them for
+them: there the text is the tool's schema, the same in every later request. `ModelRequest.loaded_tools` names them for
 whoever reads calls. Where nothing could load them (the search is the server's, which does not exist here, or no other
 tool is there) they are ordinary tools.
 """
