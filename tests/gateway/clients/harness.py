@@ -106,7 +106,7 @@ class Gateway:
     def finalize(self, session: Session) -> Export:
         """End the session: its record."""
         data = self.admin("POST", f"/sessions/{session.id}/finalize", {})
-        said = [turn["text"] for turn in self.script if "fault" not in turn]
+        said = [turn["text"] for turn in self.script if not {"fault", "fail_after"} & set(turn)]
         return Export(data, said, self._tokenizer, self.log())
 
     def _listening(self, stdout: IO[str]) -> str:
@@ -148,12 +148,16 @@ class Export:
         return "\n".join([*lines, self._log[-2000:]])
 
     def check(
-        self, *scenarios: str, turns: Sequence[int] | None = None, drift: Sequence[str] = ("new", "clean")
+        self,
+        *scenarios: str,
+        turns: Sequence[int] | None = None,
+        drift: Sequence[str] = ("new", "clean"),
+        dropped: int = 0,
     ) -> None:
         """Hold the record to what must be: one trajectory for each of `scenarios`, every sampled token trained once.
 
         `turns` are the numbers of turns that each trains; None: one trajectory with the whole script. `drift` is how
-        histories may have been recognised.
+        histories may have been recognised, `dropped` the number of sampled tokens that never became a turn.
         """
         assert [one["scenario"] for one in self.trajectories] == list(scenarios), self.says()
         runs = [self._trained(trajectory) for trajectory in self.trajectories]
@@ -164,7 +168,8 @@ class Export:
         assert sorted(sampled) == sorted(played), self.says()
         total = sum(map(len, played))
         account = self.accounting
-        assert (account["sampled"], account["trained"], account["masked"], account["dropped"]) == (total, total, 0, {})
+        assert (account["sampled"], account["trained"], account["masked"]) == (total + dropped, total, 0), self.says()
+        assert sum(account["dropped"].values()) == dropped, self.says()
         assert sum(account["drift"].values()) == len(played), self.says()
         assert {kind for kind, count in account["drift"].items() if count} <= set(drift), self.says()
 

@@ -62,7 +62,7 @@ def test_claude_code_s_thinking_comes_back_and_stays(
 
 
 def test_claude_code_goes_on_after_the_engine_failed(clients: Clients, serve: Serve, tmp_path: Path) -> None:
-    """A turn that broke off before and after its first token is asked for again; the record has it once."""
+    """A turn that failed before its first token is asked for again; the record has it once."""
     gateway = serve(
         [
             call("Bash", {"command": "echo one >> made.txt"}, "I make it."),
@@ -149,11 +149,49 @@ def test_a_session_of_codex_is_one_main_trajectory(clients: Clients, serve: Serv
         ]
     )
     session = gateway.open()
-    argv = [clients.codex, "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox"]
-    done = run_client([*argv, "Write two lines to made.txt."], tmp_path, codex_home(tmp_path, session))
-    assert done.stdout.strip().endswith("The file has two lines.")
+    assert codex(clients, tmp_path, session, "Write two lines to made.txt.") == "The file has two lines."
     assert (tmp_path / "work" / "made.txt").read_text() == "one\ntwo\n"
     gateway.finalize(session).check("main")
+
+
+def codex(clients: Clients, folder: Path, session: Session, task: str) -> str:
+    """Run Codex on `task`: its last answer."""
+    argv = [clients.codex, "exec", "--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox", task]
+    return run_client(argv, folder, codex_home(folder, session)).stdout.strip()
+
+
+def test_codex_s_reasoning_comes_back_and_stays(clients: Clients, serve: Serve, tmp_path: Path, thinker: Path) -> None:
+    gateway = serve(
+        [
+            "<think>\nFirst the file.\n</think>\n\n"
+            + call("exec_command", {"cmd": "echo one > made.txt"}, "I make it."),
+            "<think>\nThen a look.\n</think>\n\n" + call("exec_command", {"cmd": "cat made.txt"}),
+            "<think>\nIt is there.\n</think>\n\nDone.",
+        ],
+        thinker,
+    )
+    session = gateway.open()
+    assert codex(clients, tmp_path, session, "Make made.txt.") == "Done."
+    gateway.finalize(session).check("main", drift=("new", "clean", "realigned"))
+
+
+@pytest.mark.parametrize("agent", ["claude", "codex"])
+def test_an_agent_goes_on_after_a_stream_broke_off(clients: Clients, serve: Serve, tmp_path: Path, agent: str) -> None:
+    """What was sampled before the break is dropped with a reason, and the answer that counts is there once."""
+    tool, key = ("Bash", "command") if agent == "claude" else ("exec_command", "cmd")
+    gateway = serve(
+        [
+            call(tool, {key: "echo one >> made.txt"}, "I make it."),
+            {"fail_after": 4, "text": "I say something that never comes to its end."},
+            call(tool, {key: "echo two >> made.txt"}, "I go on."),
+            "Done.",
+        ]
+    )
+    session = gateway.open()
+    run = claude if agent == "claude" else codex
+    assert run(clients, tmp_path, session, "Make made.txt.").endswith("Done.")
+    assert (tmp_path / "work" / "made.txt").read_text() == "one\ntwo\n"
+    gateway.finalize(session).check("main", dropped=4)
 
 
 @pytest.mark.parametrize("api", ["chat", "responses"])
