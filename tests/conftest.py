@@ -29,6 +29,24 @@ def pytest_runtest_makereport(
     return report
 
 
+ONE_WORKER = "tests/engine/real/"
+"""Tests that share one server, which is dear to start."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Under `-n` the tests in ONE_WORKER run on one worker, begun first; all others go wherever there is room."""
+    if config.getoption("dist") != "load":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduling(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return ONE_WORKER if nodeid.startswith(ONE_WORKER) else nodeid
+
+    return Scheduling(config, log)
+
+
 @pytest.fixture
 async def make_sandbox(tmp_path: Path) -> AsyncGenerator[MakeSandbox]:
     """Starts sandboxes that are folders of this machine: real bash, real git, no isolation, so that tests look inside.

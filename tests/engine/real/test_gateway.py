@@ -7,7 +7,7 @@ import json
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from aiohttp import ClientSession
 from tests.engine.conftest import POLICY, rescored
 from tests.engine.real.server import Exchange, RunningServer, logged
 
-pytestmark = [pytest.mark.xdist_group("vllm"), pytest.mark.timeout(600), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 
 ADMIN = {"Authorization": "Bearer admin-token"}
 CLOSE = 2e-3
@@ -160,7 +160,8 @@ class Messages(Speaker):
                 else:
                     written[event["index"]] = written.get(event["index"], "") + event["delta"]["partial_json"]
         for index, arguments in written.items():
-            blocks[index]["input"] = json.loads(arguments or "{}")
+            with suppress(ValueError):  # at temperature 1 the policy does not always write JSON
+                blocks[index]["input"] = json.loads(arguments or "{}")
         return self._heard(list(blocks.values()), deltas)
 
     def _heard(self, blocks: list[dict[str, Any]], deltas: int = 0) -> Heard:
@@ -208,21 +209,22 @@ async def ask(client: ClientSession, base: str, key: str, speaker: Speaker, stre
     return speaker.streamed([json.loads(line) for line in lines if line != b"[DONE]"])
 
 
-def assert_recorded(trajectory: dict[str, Any], seen: list[Exchange]) -> None:
-    """One trajectory is the engine's log: each prompt is a beginning of it, each sampled id stands where it was."""
-    ids = trajectory["prompt_ids"] + trajectory["response_ids"]
-    begin = len(trajectory["prompt_ids"])
-    mask: list[int] = [0] * len(trajectory["response_ids"])
-    logprobs: list[float] = [0.0] * len(mask)
+def assert_recorded(trajectories: list[dict[str, Any]], seen: list[Exchange]) -> None:
+    """The record is the engine's log: what it read and sampled begins a trajectory, and is trained in exactly one."""
     for one in seen:
-        end = len(one.prompt_ids) + len(one.token_ids)
         assert one.sent["token_ids"] == one.prompt_ids
-        assert ids[:end] == one.prompt_ids + one.token_ids
-        at = slice(len(one.prompt_ids) - begin, end - begin)
-        mask[at] = [1] * len(one.token_ids)
-        logprobs[at] = one.logprobs
-    assert trajectory["response_mask"] == mask
-    assert trajectory["response_logprobs"] == logprobs
+        whole = one.prompt_ids + one.token_ids
+        trained = 0
+        for trajectory in trajectories:
+            start = len(one.prompt_ids) - len(trajectory["prompt_ids"])
+            at = slice(start, start + len(one.token_ids))
+            ids = trajectory["prompt_ids"] + trajectory["response_ids"]
+            if ids[: len(whole)] == whole and all(trajectory["response_mask"][at]):
+                assert trajectory["response_logprobs"][at] == one.logprobs
+                trained += 1
+        assert trained == 1
+    total = sum(len(one.token_ids) for one in seen)
+    assert sum(sum(trajectory["response_mask"]) for trajectory in trajectories) == total
 
 
 def assert_rescored(trajectory: dict[str, Any], vllm: RunningServer) -> None:
@@ -259,10 +261,11 @@ async def test_a_conversation_is_recorded_as_the_engine_read_and_sampled_it(
             seen.clear()
             heard, record = await converse(client, url, kind(), sampling, stream)
             assert len(seen) == 4
-            (trajectory,) = record["trajectories"]
-            assert trajectory["num_turns"] == 4
-            assert_recorded(trajectory, seen)
-            await asyncio.to_thread(assert_rescored, trajectory, vllm)
+            trajectories = record["trajectories"]
+            assert_recorded(trajectories, seen)
+            for trajectory in trajectories:
+                await asyncio.to_thread(assert_rescored, trajectory, vllm)
+                assert {one[0] for one in trajectory["weight_spans"]} == {"default"}
             account = record["accounting"]
             total = sum(len(one.token_ids) for one in seen)
             assert (account["sampled"], account["trained"], account["masked"], account["dropped"]) == (
@@ -271,8 +274,8 @@ async def test_a_conversation_is_recorded_as_the_engine_read_and_sampled_it(
                 0,
                 {},
             )
-            assert {one[0] for one in trajectory["weight_spans"]} == {"default"}
             if sampling["temperature"] == 0:
-                # The policy solves this task, so that its first turn is a call.
+                # The policy solves this task: its first turn is a call, and the client's history is always found again.
                 assert json.loads(heard[0].calls[0][1]) == {"command": "echo temu > vode.txt"}
+                assert [trajectory["num_turns"] for trajectory in trajectories] == [4]
                 assert not stream or (heard[0].deltas > 1 and len(seen[0].choices()) > 1)

@@ -16,8 +16,8 @@ from uni_agent.engine.embedded import EmbeddedBackend
 from uni_agent.engine.sampler import sample
 from uni_agent.errors import ConfigError, ContextLengthError, ModelError
 
-# One server for all: with `--dist loadgroup` they run on one worker. The first of them waits for its start.
-pytestmark = [pytest.mark.xdist_group("vllm"), pytest.mark.timeout(600), pytest.mark.slow]
+# The first of them waits for the start of the server.
+pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 
 PROMPT = [1, 400, 201, 569, 478, 517, 583, 281, 84, 16, 383, 16, 2, 201, 1, 401, 201]
 NEVER = (700,)  # not sampled here
