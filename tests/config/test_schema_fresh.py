@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from jsonschema import Draft202012Validator
 
-from uni_agent.cli.schema import shipped_file
+from uni_agent.cli.schema import KINDS, config_class, shipped_file
 from uni_agent.config.load import load_config
 from uni_agent.config.nodes import Origin, lower
 from uni_agent.config.parse import parse_yaml
@@ -20,8 +20,15 @@ CONFIGS = shipped_file().parent.parent
 SHIPPED = sorted(path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*.yaml"))
 
 
-def test_the_committed_schema_is_fresh() -> None:
-    assert shipped_file().read_text(encoding="utf-8") == schema_text(PipelineConfig), (
+def kind_of(name: str) -> str:
+    """Which kind of YAML a shipped file is, by the schema that it names."""
+    first = (CONFIGS / name).read_text(encoding="utf-8").splitlines()[0]
+    return Path(first.partition("$schema=")[2]).stem
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_committed_schema_is_fresh(kind: str) -> None:
+    assert shipped_file(kind).read_text(encoding="utf-8") == schema_text(config_class(kind)), (
         "the configuration classes changed: run `uni-agent schema --write`"
     )
 
@@ -36,7 +43,7 @@ def test_a_shipped_configuration_points_editors_at_the_schema(name: str) -> None
     first = path.read_text(encoding="utf-8").splitlines()[0]
     prefix = "# yaml-language-server: $schema="
     assert first.startswith(prefix)
-    assert (path.parent / first.removeprefix(prefix)).resolve() == shipped_file().resolve()
+    assert (path.parent / first.removeprefix(prefix)).resolve() == shipped_file(kind_of(name)).resolve()
 
 
 @pytest.mark.parametrize("name", SHIPPED)
@@ -44,9 +51,9 @@ def test_a_shipped_configuration_is_valid(name: str) -> None:
     path = CONFIGS / name
     node = parse_yaml(path.read_text(encoding="utf-8"), lambda line: Origin("file", name, line))
     assert node is not None
-    validator = cast("Any", Draft202012Validator(json.loads(shipped_file().read_text(encoding="utf-8"))))
+    validator = cast("Any", Draft202012Validator(json.loads(shipped_file(kind_of(name)).read_text(encoding="utf-8"))))
     validator.validate(lower(node))
-    load_config(PipelineConfig, path)
+    load_config(config_class(kind_of(name)), path)
 
 
 def test_an_installed_configuration_is_reached_by_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
