@@ -28,7 +28,8 @@ class Ending:
     """How an assistant turn ends: `token` is the control token, its `count`-th occurrence behind the sentinel.
 
     `lead` is what the template puts between a turn's text and the token; `prefix` the anchor's text up to the end.
-    `swallows`: the token takes the whitespace behind it.
+    `swallows`: the token takes the whitespace behind it. `token` is "" where the next header ends a turn (GLM): then
+    the turn ends behind `lead`.
     """
 
     token: str
@@ -42,6 +43,9 @@ class Ending:
         at = text.rfind(sentinel)
         if at < 0:
             return -1
+        if not self.token:
+            at += len(sentinel)
+            return at + len(self.lead) if text.startswith(self.lead, at) else -1
         for _ in range(self.count):
             at = text.find(self.token, at)
             if at < 0:
@@ -94,8 +98,10 @@ class Anchor:
         for fresh in (False, True):  # a template that shows the time renders another anchor later on
             ending = self.ending(tools, calls, sentinel, fresh=fresh)
             if ending is None:
-                raise AnchorError("the template ends an assistant turn with no control token")
+                raise AnchorError("the template does not show the text of an assistant turn")
             end = ending.find(draft.text, sentinel)
+            if not ending.token and (end < 0 or not self._starts_with_control(draft.text[end:])):
+                raise AnchorError("the template ends an assistant turn with no control token")
             prefix = draft.disguise.reveal(draft.text[: max(end, 0)])
             if end >= 0 and without_thinking(prefix) == without_thinking(ending.prefix):
                 return draft, end
@@ -105,7 +111,7 @@ class Anchor:
     def ending(
         self, tools: Sequence[ToolSchema], calls: Sequence[ToolCall], sentinel: str, *, fresh: bool = False
     ) -> Ending | None:
-        """The end of the anchor's assistant turn; None when there is no control token behind its text."""
+        """The end of the anchor's assistant turn; None when its text is not there."""
         key = json.dumps([sentinel, [[call.id, call.name] for call in calls]]) + tools_key(tools)
         if not fresh and key in (cache := self._cache):
             return cache[key]
@@ -123,7 +129,7 @@ class Anchor:
         tail = draft.text[at:]
         tokens = [piece for piece in self._transcriber.tokenizer.controls.split(tail) if piece.id is not None]
         if not tokens:
-            return None
+            return Ending("", 0, tail, draft.disguise.reveal(draft.text), False)
         chosen = tokens[0]
         if calls:  # the closing tags of the calls come first
             usual = self.plain.token if self.plain else ""
@@ -134,6 +140,10 @@ class Anchor:
         end = _past_blanks(draft.text, at + stop) if swallows else at + stop
         prefix = draft.disguise.reveal(draft.text[:end])
         return Ending(token, tail[:stop].count(token), tail[: stop - len(token)], prefix, swallows)
+
+    def _starts_with_control(self, text: str) -> bool:
+        first = next(self._transcriber.tokenizer.controls.split(text), None)
+        return first is not None and first.id is not None
 
     @staticmethod
     def _sentinel(new: Sequence[Message], tools: Sequence[ToolSchema], calls: Sequence[ToolCall]) -> str:

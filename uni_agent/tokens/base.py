@@ -88,7 +88,15 @@ class Renderer(Protocol):
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
-        """Ids that end an assistant turn."""
+        """Ids at which an assistant turn stops."""
+        ...
+
+    @property
+    def end_token_ids(self) -> tuple[int, ...]:
+        """Those of them with which the template itself ends a turn.
+
+        A turn that stopped at another one (`<|endoftext|>`) keeps it, and the template's own end follows as context.
+        """
         ...
 
     def initial(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:
@@ -107,8 +115,9 @@ class Renderer(Protocol):
         """Ids that follow a chain whose last piece is a sampled assistant turn.
 
         They are what the template puts after that turn, the `new` messages, and the generation prompt. `history` ends
-        with that assistant message. `cut`: the turn has no end token of its own, so the closing token comes first (see
-        `closing_ids`). The cost depends on `new` alone.
+        with that assistant message. `cut`: the turn ends with none of `end_token_ids`, so the closing token comes first
+        (see `closing_ids`). A sampled stop token that is also the next header is not repeated. The cost depends on
+        `new` alone.
         """
         ...
 
@@ -124,7 +133,7 @@ class Renderer(Protocol):
         ...
 
     def closing_ids(self) -> list[int]:
-        """What ends an assistant turn that was cut by length; appended as context, never trained."""
+        """What ends an assistant turn that does not end by itself; appended as context, never trained. May be empty."""
         ...
 
     def parse(self, ids: Sequence[int], tools: Sequence[ToolSchema]) -> ParsedOutput:

@@ -211,6 +211,8 @@ class _Prover:
         if not after.startswith(header):
             raise _Refuted("the template writes what came before anew when an assistant turn is added")
         ending = self._anchor.ending(shape.tools, turn.tool_calls, "anchor-text")
+        if ending is not None and not ending.token:  # the next header ends it
+            return after[len(header) :]
         end = after.rfind(ending.token) if ending else -1
         if ending is None or end < len(header):
             raise _Refuted("the template ends an assistant turn with no control token")

@@ -70,11 +70,17 @@ class ChatTemplateRenderer:
         )
         self._closing = self._closing_ids()
         self._stop = tuple(dict.fromkeys([*self._closing[-1:], *stop_token_ids]))
+        self._ends = self._end_ids()
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
         """The template's own end of turn first, then those that the model's configuration names."""
         return self._stop
+
+    @property
+    def end_token_ids(self) -> tuple[int, ...]:
+        """The stop tokens with which the template ends a turn: its end of turn, or headers that end what is before."""
+        return self._ends
 
     @property
     def proof(self) -> TemplateProof:
@@ -115,11 +121,20 @@ class ChatTemplateRenderer:
             except AnchorError as error:
                 reason = str(error)
             else:
-                return closing + self.transcriber.ids(draft, start)
-        draft, start = self._continuation(
-            history, new, tools, [*chain, *closing] if chain is not None else None, reason
-        )
-        return closing + self.transcriber.ids(draft, start)
+                return closing + self._unrepeated(self.transcriber.ids(draft, start), chain)
+        draft, start = self._continuation(history, new, tools, self._past(chain, closing), reason)
+        ids = self.transcriber.ids(draft, start)
+        return closing + (ids if closing else self._unrepeated(ids, chain))
+
+    def _unrepeated(self, ids: list[int], chain: Sequence[int] | None) -> list[int]:
+        """`ids` without a header at which the turn in front stopped."""
+        return ids[1:] if chain and ids and not self._closing and chain[-1] == ids[0] in self._stop else ids
+
+    def _past(self, chain: Sequence[int] | None, closing: list[int]) -> Sequence[int] | None:
+        """The chain as a full render would show it: without a stop token that is not the template's own."""
+        if chain and chain[-1] in self._stop and (closing or not self._closing):
+            return [*chain[:-1], *closing]
+        return [*chain, *closing] if chain is not None else None
 
     def shows_thinking(self, ids: Sequence[int]) -> bool:
         """Whether a sampled turn has a thinking block, be it empty, or stands behind one of the generation prompt."""
@@ -173,9 +188,22 @@ class ChatTemplateRenderer:
 
     def _closing_ids(self) -> list[int]:
         ending = self.anchor.plain
-        if ending is None:
+        if ending is None or not ending.token:
             return []
         return [*self.tokenizer.encode_plain(ending.lead), self.tokenizer.controls.ids[ending.token]]
+
+    def _end_ids(self) -> tuple[int, ...]:
+        """The template's end of turn, and the one of turns with calls where that is another (`<|call|>`)."""
+        if not self._closing:
+            return self._stop
+        ends = [self._closing[-1]]
+        try:
+            ending = self.anchor.ending([], (ToolCall("probe", "probe_tool"),), "anchor-text")
+        except TemplateError:
+            ending = None
+        if ending is not None and ending.token:
+            ends.append(self.tokenizer.controls.ids[ending.token])
+        return tuple(id_ for id_ in dict.fromkeys(ends) if id_ in self._stop)
 
     def _continuation(
         self,
@@ -201,7 +229,7 @@ class ChatTemplateRenderer:
             if not text.startswith(shown, at):
                 break
             at += len(shown)
-            if piece.id is not None and at == len(text):
+            if at == len(text) and (piece.id is not None or not self._closing):
                 return draft, piece.end
         raise TemplateDriftError(
             f"chat template {self.template.name} does not continue this conversation where it stopped ({reason})"

@@ -58,7 +58,7 @@ class Context:
 class Turn:
     """One generation: `ids` [T] with `logprobs` [T] or None, `weight_spans` over them, and the `message` it says.
 
-    `id` counts the turns of a session from 0 in the order of their commits. `cut`: it ends without an end token.
+    `id` counts the turns of a session from 0 in the order of their commits. `cut`: not ended as the template does.
     `routed_experts` are rows for these tokens alone ([T, layers, top_k], or one row fewer where the engine has none for
     the last token). `prepared_at` and `committed_at` are ticks of the session's own count of events. `continues` is the
     turn that a compacted conversation goes on from, or whose chain was rendered anew, else None. `contexts` go on from
@@ -104,6 +104,32 @@ def path_to(turn: Turn | None) -> list[Turn]:
         turn = turn.context.parent
     out.reverse()
     return out
+
+
+class Trail:
+    """The tokens and messages of the chain up to `turn`, joined once: to be read only.
+
+    Moving on to a turn right behind costs what it adds, any other move the whole chain.
+    """
+
+    def __init__(self) -> None:
+        self.turn: Turn | None = None
+        self.ids: list[int] = []
+        self.messages: list[Message] = []
+
+    def move_to(self, turn: Turn) -> None:
+        """Stand behind `turn`."""
+        if turn is self.turn:
+            return
+        nodes = [turn]
+        if self.turn is None or turn.context.parent is not self.turn:
+            self.ids, self.messages, nodes = [], [], path_to(turn)
+        for node in nodes:
+            self.ids += node.context.ids
+            self.ids += node.ids
+            self.messages.extend(reading.message for reading in node.context.readings)
+            self.messages.append(node.message)
+        self.turn = turn
 
 
 def chain_ids(turn: Turn | None) -> list[int]:

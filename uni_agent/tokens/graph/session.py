@@ -13,7 +13,7 @@ from uni_agent.tokens.base import ParsedOutput, Renderer, ToolSchema
 from uni_agent.tokens.graph.export import AbandonedPolicy, Chain, GraphAccount, account_of, chains_of
 from uni_agent.tokens.graph.lineage import relation
 from uni_agent.tokens.graph.matcher import Matcher, StrictMatcher
-from uni_agent.tokens.graph.nodes import Context, Drift, Intent, Scope, Turn, chain_ids, chain_messages, chain_readings
+from uni_agent.tokens.graph.nodes import Context, Drift, Intent, Scope, Trail, Turn, chain_ids, chain_readings
 from uni_agent.tokens.graph.output import checked_output, message_of
 from uni_agent.tokens.graph.prepared import Prepared
 from uni_agent.tokens.graph.reading import Reading, json_meaning
@@ -63,6 +63,7 @@ class SessionGraph:
         self._dropped: dict[str, int] = {}
         self._used: set[int] = set()
         self._clock = 0
+        self._trail = Trail()
 
     def prepare(
         self,
@@ -94,6 +95,19 @@ class SessionGraph:
             return self._continued(found, readings, intent, tag)
         return self._started(scope, readings, intent, tag, continues)
 
+    def follow(self, turn: Turn, messages: Sequence[Message], *, intent: Intent = "auto", tag: str = "") -> Prepared:
+        """The exact prompt for `messages` behind a turn that the caller holds, without reading the history again.
+
+        Apart from lists that are joined, going on from the newest turn costs what is new. `intent`, `tag` and errors
+        are those of `prepare`; ValueError also for a turn of another graph.
+        """
+        self._check_open()
+        self._check_own(turn)
+        self._clock += 1
+        new = self.matcher.read([turn.message, *messages])[1:]
+        self._trail.move_to(turn)
+        return self._behind(turn, tuple(new), "clean", len(self._trail.messages), intent, tag)
+
     def commit(self, prepared: Prepared, output: TokenOutput, message: Message | ParsedOutput) -> Turn:
         """Add the generation that `prepared` led to, and what it says. All or nothing.
 
@@ -103,9 +117,9 @@ class SessionGraph:
         self._check_open()
         if prepared.at in self._used:
             raise ValueError("this request was committed already; another sample needs another prepare")
-        parent = prepared.parent
-        if parent is not None and (parent.id >= len(self.turns) or self.turns[parent.id] is not parent):
-            raise ValueError(f"this request was prepared by another graph than that of session {self.session_id}")
+        parent = prepared.parent or prepared.context.renews
+        if parent is not None:
+            self._check_own(parent)
         rows = checked_output(output, len(prepared.prompt_ids))
         reading = self.matcher.read([message_of(message)])[0]
         ids = list(output.token_ids)
@@ -118,7 +132,7 @@ class SessionGraph:
             weight_spans=tuple(output.weight_spans),
             routed_experts=rows,
             finish_reason=output.finish_reason,
-            cut=not ids or ids[-1] not in prepared.context.scope.renderer.stop_token_ids,
+            cut=not ids or ids[-1] not in prepared.context.scope.renderer.end_token_ids,
             drift=prepared.drift,
             intent=prepared.intent,
             tag=prepared.tag,
@@ -174,7 +188,11 @@ class SessionGraph:
         turn = found.turn
         if turn is None:  # a match without a context always ends with a turn
             raise AssertionError("a match names neither a turn nor a context")
-        new = _answering(turn, readings[found.matched :])
+        return self._behind(turn, _answering(turn, readings[found.matched :]), drift, found.matched, intent, tag)
+
+    def _behind(
+        self, turn: Turn, new: tuple[Reading, ...], drift: Drift, matched: int, intent: Intent, tag: str
+    ) -> Prepared:
         if turn.contexts or turn.renewed:
             drift = "forked"
         reason = DROPPED if self.thinking == "template" and loses_thinking(turn, new) else ""
@@ -185,10 +203,10 @@ class SessionGraph:
                 reason = str(error)
             else:
                 reused = len(prompt) - len(context.ids)
-                return Prepared(prompt, reused, context, drift, found.matched, intent, tag, self._clock)
+                return Prepared(prompt, reused, context, drift, matched, intent, tag, self._clock)
         context = self._renewed(turn, new)
         prompt = list(context.ids)
-        return Prepared(prompt, 0, context, drift, found.matched, intent, tag, self._clock, reason, turn)
+        return Prepared(prompt, 0, context, drift, matched, intent, tag, self._clock, reason, turn)
 
     def _renewed(self, turn: Turn, new: Sequence[Reading]) -> Context:
         """The start of a tree that renders the chain up to `turn` anew, with `new` behind it."""
@@ -199,14 +217,14 @@ class SessionGraph:
 
     def _extended(self, turn: Turn, new: tuple[Reading, ...]) -> tuple[Context, list[int]]:
         """A new context behind `turn` for `new`, and the prompt that ends with it."""
-        scope = turn.context.scope
-        prompt = chain_ids(turn)
-        ids = scope.renderer.extension(
-            chain_messages(turn), [reading.message for reading in new], scope.tools, cut=turn.cut, chain=prompt
-        )
+        scope, trail = turn.context.scope, self._trail
+        if trail.turn is not turn:
+            trail = Trail()
+            trail.move_to(turn)
+        said = [reading.message for reading in new]
+        ids = scope.renderer.extension(trail.messages, said, scope.tools, cut=turn.cut, chain=trail.ids)
         closing = len(scope.renderer.closing_ids()) if turn.cut else 0
-        prompt += ids
-        return Context(turn, scope, new, ids, closing), prompt
+        return Context(turn, scope, new, ids, closing), trail.ids + ids
 
     def _started(
         self,
@@ -263,6 +281,10 @@ class SessionGraph:
         if self._renderer_for is None:
             raise ValueError("template_kwargs: this session renders with fixed template variables")
         return Scope(key, list(tools), self._renderer_for(kwargs), dict(kwargs))
+
+    def _check_own(self, turn: Turn) -> None:
+        if turn.id >= len(self.turns) or self.turns[turn.id] is not turn:
+            raise ValueError(f"the turn is one of another graph than that of session {self.session_id}")
 
     def _check_open(self) -> None:
         if self.closed:
