@@ -212,7 +212,7 @@ class Clients:
 
 
 def run_client(
-    argv: Sequence[str], folder: Path, env: Mapping[str, str], *, timeout: float = 90.0
+    argv: Sequence[str], folder: Path, env: Mapping[str, str], *, timeout: float = 200.0
 ) -> subprocess.CompletedProcess[str]:
     """Run a client to its end in `folder`/work, with a fresh home and nothing of this process's environment.
 

@@ -12,7 +12,8 @@ import pytest
 from tests.gateway.clients.conftest import Serve
 from tests.gateway.clients.harness import Clients, Session, call, run_client
 
-pytestmark = [pytest.mark.slow]
+# Some clients import for ten seconds, and for minutes on a busy machine.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 MODEL = "policy"
 TURNS = 9

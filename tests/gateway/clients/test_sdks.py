@@ -11,7 +11,8 @@ import pytest
 from tests.gateway.clients.conftest import Serve
 from tests.gateway.clients.harness import Clients, call, run_client
 
-pytestmark = [pytest.mark.slow]
+# Some clients import for ten seconds, and for minutes on a busy machine.
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 COMMANDS = ["echo one", "echo \"zwei\n\" | tr 'z' 漢", "echo three"]
 SCRIPT = [
