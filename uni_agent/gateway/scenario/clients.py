@@ -201,7 +201,7 @@ CLIENT_RULES: tuple[Rule, ...] = (
         "codex-sub-agent",
         _CODEX,
         "recorded: headers `x-openai-subagent` and `x-codex-parent-thread-id`, also in `client_metadata`; the kinds "
-        "`compact` and `memory_consolidation` are from its source",
+        "`compact` and `memory_consolidation` were not seen",
         _codex_sub_agent,
     ),
     Rule("codex-main", _CODEX, "recorded: `request_kind` is `turn`", _codex_main),
