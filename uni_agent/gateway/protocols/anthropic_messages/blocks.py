@@ -87,7 +87,8 @@ def parts_of_block(block: Block, param: str, reference: Reference) -> Parts:
 def call_of_block(block: Block, param: str) -> ToolCall:
     """The call of a `tool_use` block, whatever its input is. Raises GatewayError for a name that is no string."""
     id_, name = (clean(text(block.get(key), f"{param}.{key}")) for key in ("id", "name"))
-    call = reading.call_of(id_, name, block.get("input"))
+    given: Any = block.get("input")
+    call = reading.call_of(id_, name, given)
     if clean(call.raw_arguments) != call.raw_arguments:
         call = reading.call_of(id_, name, clean(call.raw_arguments))
     try:
@@ -95,7 +96,9 @@ def call_of_block(block: Block, param: str) -> ToolCall:
     except ValueError as error:
         written = clean(json.dumps(call.arguments, ensure_ascii=False))
         decoded: dict[str, Any] = json.loads(written)
-        if _usable(decoded):  # escapes of half a surrogate pair, which are now U+FFFD
+        # Text that a client gives back as not parsed stays what the model wrote: it names a stored turn.
+        unparsed = isinstance(given, dict) and reading.unparsed(cast("dict[str, Any]", given)) is not None
+        if not unparsed and _usable(decoded):  # escapes of half a surrogate pair, which are now U+FFFD
             return replace(call, arguments=decoded, raw_arguments=written)
         return replace(call, arguments={}, error=f"arguments cannot be used: {error}")
     return call
