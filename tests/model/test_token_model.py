@@ -15,7 +15,8 @@ from uni_agent.errors import ContextLengthError, ModelError, TurnTooLongError
 from uni_agent.model.tokens import AgentChatModel, AgentChatSession
 from uni_agent.tokens.accounting import account
 from uni_agent.tokens.config import RendererConfig
-from uni_agent.tokens.renderer import ChatTemplateRenderer
+from uni_agent.tokens.parsers import build_parser
+from uni_agent.tokens.renderer import ChatTemplateRenderer, TemplateDriftError
 from uni_agent.tools.execute_bash import ExecuteBash
 from uni_agent.tools.finish import Finish
 from uni_agent.tools.toolset import Toolset
@@ -146,6 +147,42 @@ async def test_a_full_window_is_a_context_error_before_and_a_context_cut_within(
     with pytest.raises(ContextLengthError):
         await cut.observe([Message("user", "more")])
     assert len(cut.cache) == prompt + 5
+
+
+class Stubborn(ChatTemplateRenderer):
+    """Cannot continue a chain."""
+
+    def extension(self, *args: Any, **kwargs: Any) -> list[int]:
+        raise TemplateDriftError("the template shows the time")
+
+
+async def test_a_template_that_drifts_starts_a_new_chain_and_both_are_exported(renderer: ChatTemplateRenderer) -> None:
+    stubborn = Stubborn(renderer.tokenizer, renderer.template, build_parser("hermes"), reasoning=True)
+    session = await opened(model(stubborn, [CALL, ScriptedTurn("par", fault="abort"), "done"]))
+    await session.query()
+    await session.observe(tool(session, "out"))
+    assert session.cache.prompt_ids == renderer.initial(session.messages, TOOLS)
+    turn = await session.query()
+    first, second = session.caches
+    assert [first.request_id, second.request_id] == ["t#0", "t#0/1"] and turn.token_span[0] == 0
+    assert second.prompt_ids == renderer.initial(session.messages[:-1], TOOLS)
+    assert sum(first.response_mask) == len(first.response_ids) and sum(second.response_mask) == turn.token_span[1]
+    tokens = account(session.caches, masked=False)
+    assert tokens.balanced and tokens.dropped == {"aborted": len(renderer.tokenizer.encode("par"))}
+
+
+async def test_what_waits_for_an_answer_stands_at_the_end_of_the_chain(renderer: ChatTemplateRenderer) -> None:
+    session = await opened(model(renderer, [ScriptedTurn("cut off", "length"), "done"]))
+    assert session.cache.prompt_ids == renderer.initial(GO, TOOLS) and session.cache.response_ids == []
+    await session.query()
+    await session.observe([Message("user", "go on")])
+    before = session.cache
+    assert [span.kind for span in before.spans] == ["sampled", "closing", "observation"]
+    await session.query()
+    assert session.cache.spans[:3] == before.spans and session.cache.ids[: len(before)] == before.ids
+    await session.observe([])
+    with pytest.raises(ValueError, match="follows a turn"):
+        await session.observe([])
 
 
 async def test_missing_logprobs_are_never_made_up(renderer: ChatTemplateRenderer) -> None:

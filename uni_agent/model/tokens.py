@@ -6,14 +6,18 @@ import asyncio
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from uni_agent.engine.base import SamplingBackend, SamplingParams, TokenOutput
-from uni_agent.errors import ConfigError, ContextLengthError, ModelError, TurnTooLongError, UniAgentError, boundary
+from uni_agent.engine.sampler import sample
+from uni_agent.errors import ConfigError, ContextLengthError, ModelError, boundary
 from uni_agent.model.base import ModelTurn
 from uni_agent.tokens.accounting import record_drop
 from uni_agent.tokens.base import Renderer, ToolSchema
 from uni_agent.tokens.cache import RolloutCache
+from uni_agent.tokens.graph import Prepared, SessionGraph
+from uni_agent.tokens.graph.export import add_context
+from uni_agent.tokens.graph.nodes import path_to
 from uni_agent.types import Message, Usage
 
 _T = TypeVar("_T")
@@ -68,9 +72,7 @@ class AgentChatModel:
     async def open(self, request_id: str, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> AgentChatSession:
         """A conversation whose prompt is `messages`, rendered with `tools`."""
         session = AgentChatSession(self, request_id, list(messages), list(tools))
-        session.cache.prompt_ids = await session.rendered(
-            sum(len(m.content) for m in messages), lambda: self.renderer.initial(messages, tools)
-        )
+        await session.prepare()
         return session
 
     async def close(self) -> None:
@@ -98,102 +100,127 @@ class AgentChatModel:
 
 
 class AgentChatSession:
-    """One conversation and its token chain."""
+    """One conversation: a session graph whose newest turn is followed.
+
+    Where the template cannot continue the chain, the conversation goes on in a new one; both are in `caches`.
+    """
 
     def __init__(
         self, model: AgentChatModel, request_id: str, messages: list[Message], tools: list[ToolSchema]
     ) -> None:
         self.messages = messages
-        self.cache = RolloutCache(request_id)
+        self.request_id = request_id
         self._model = model
+        self._graph = SessionGraph(request_id, model.renderer)
         self._tools = tools
-        self._turn = 0
-        self._cut = False
+        self._prepared: Prepared | None = None
+        self._opening = 0
 
     @property
     def caches(self) -> list[RolloutCache]:
-        """The one chain of this conversation."""
-        return [self.cache]
+        """The chains of this conversation so far, made anew at each look; the last one goes on.
+
+        What is appended but not answered yet stands at the end of the last one.
+        """
+        caches = [chain.cache for chain in self._graph.trajectories()]
+        waiting = self._prepared
+        if waiting is not None and waiting.parent is None:
+            caches.append(RolloutCache("", prompt_ids=list(waiting.prompt_ids)))
+        elif waiting is not None:
+            add_context(caches[-1], waiting.context, len(path_to(waiting.parent)))
+        for i, cache in enumerate(caches):
+            cache.request_id = f"{self.request_id}/{i}" if i else self.request_id
+        for reason, count in self._graph.dropped.items():
+            record_drop(caches[0], reason, count)
+        return caches
+
+    @property
+    def cache(self) -> RolloutCache:
+        """The chain that goes on."""
+        return self.caches[-1]
+
+    async def prepare(self) -> None:
+        """Render the opening."""
+        self._prepared = await self.rendered(
+            sum(len(m.content) for m in self.messages), lambda: self._graph.prepare(self.messages, self._tools)
+        )
+        self._opening = len(self._prepared.prompt_ids)
 
     async def query(self) -> ModelTurn:
         """Sample a turn and commit it. See `ChatSession.query` for what it raises."""
-        room = self._room()
-        params = self._model.params_for(self.cache.request_id, self._turn, room)
-        prompt = self.cache.ids
-        output = await self._sample(prompt, params)
+        if self._prepared is None:
+            await self.observe([])
+        prepared = cast(Prepared, self._prepared)
+        prompt = len(prepared.prompt_ids)
+        room = self._room(prompt)
+        output = await self._sample(prepared.prompt_ids, self._model.params_for(self.request_id, self._turn, room))
         parsed = await self.rendered(
             4 * len(output.token_ids), lambda: self._model.renderer.parse(output.token_ids, self._tools)
         )
         with boundary(ModelError, "the engine's output cannot be recorded"):
-            span = self.cache.append_sampled(output, self._turn)
-        ended = bool(output.token_ids) and output.token_ids[-1] in self._model.renderer.stop_token_ids
-        self._cut = not ended
-        message = Message(
-            role="assistant", content=parsed.content, reasoning=parsed.reasoning, tool_calls=parsed.tool_calls
-        )
-        self.messages.append(message)
-        self._turn += 1
+            turn = self._graph.commit(prepared, output, parsed)
+        self._prepared = None
+        self.messages.append(turn.message)
         usable = any(call.error is None for call in parsed.tool_calls)
         reason = "tool_calls" if parsed.tool_calls else "stop"
+        ended = bool(turn.ids) and turn.ids[-1] in self._model.renderer.stop_token_ids
         if output.finish_reason == "length" and not ended:
-            reason = "context" if len(output.token_ids) >= room else "length"
+            reason = "context" if len(turn.ids) >= room else "length"
+        start = prompt - self._opening
         return ModelTurn(
-            message,
+            turn.message,
             reason,
-            Usage(len(prompt), len(output.token_ids), output.cached_tokens),
-            (span.start, span.end),
+            Usage(prompt, len(turn.ids), output.cached_tokens),
+            (start, start + len(turn.ids)),
             parse_failed=parsed.marker_seen and not usable,
         )
 
     async def observe(self, messages: Sequence[Message]) -> None:
         """Append what follows the last turn; all or nothing."""
-        renderer = self._model.renderer
-        ids = await self.rendered(
-            sum(len(m.content) for m in messages),
-            lambda: renderer.extension(self.messages, messages, self._tools, cut=self._cut, chain=self.cache.ids),
+        if self._prepared is not None:
+            raise ValueError("an observation follows a turn that was sampled")
+        last = self._graph.turns[-1]
+        prepared = await self.rendered(
+            sum(len(m.content) for m in messages), lambda: self._graph.follow(last, messages)
         )
-        limit = self._model.max_context
-        if limit is not None and len(self.cache) + len(ids) >= limit:
-            raise ContextLengthError(f"the observation needs {len(ids)} tokens, the window of {limit} has no room")
-        closing = len(renderer.closing_ids()) if self._cut else 0
-        if closing:
-            self.cache.append_context(ids[:closing], self._turn - 1, "closing")
-        self.cache.append_context(ids[closing:], self._turn - 1)
+        limit, added = self._model.max_context, len(prepared.context.ids)
+        if limit is not None and len(prepared.prompt_ids) >= limit:
+            raise ContextLengthError(f"the observation needs {added} tokens, the window of {limit} has no room")
+        if prepared.parent is None:
+            self._opening = len(prepared.prompt_ids)
+        self._prepared = prepared
         self.messages.extend(messages)
 
     async def close(self) -> None:
         """Let the engine forget this conversation."""
-        await self._model.backend.release(self.cache.request_id)
+        await self._model.backend.release(self.request_id)
 
     async def rendered(self, characters: int, work: Callable[[], _T]) -> _T:
         """`work()`, on a thread when the text is long: rendering must not stall other episodes."""
         return work() if characters < _INLINE_CHARACTERS else await asyncio.to_thread(work)
 
-    def _room(self) -> int:
+    @property
+    def _turn(self) -> int:
+        return len(self._graph.turns)
+
+    def _room(self, prompt: int) -> int:
         limit = self._model.max_context
-        room = (limit if limit is not None else 1 << 31) - len(self.cache)
+        room = (limit if limit is not None else 1 << 31) - prompt
         if room <= 0:
-            raise ContextLengthError(f"the prompt has {len(self.cache)} tokens, the window {limit}")
+            raise ContextLengthError(f"the prompt has {prompt} tokens, the window {limit}")
         return room
 
     async def _sample(self, prompt: list[int], params: SamplingParams) -> TokenOutput:
         """One generation, within the model's deadline and retries. Aborted parts are dropped and counted."""
         model = self._model
-        try:
-            async with asyncio.timeout(model.timeout):
-                for attempt in range(model.retries + 1):
-                    try:
-                        output = await model.generate(self.cache.request_id, prompt, params)
-                    except (ContextLengthError, ConfigError):
-                        raise
-                    except UniAgentError:
-                        if attempt == model.retries:
-                            raise
-                        await asyncio.sleep(0.2 * 2**attempt)
-                        continue
-                    if output.finish_reason != "abort":
-                        return output
-                    record_drop(self.cache, "aborted", len(output.token_ids))
-        except TimeoutError as error:
-            raise TurnTooLongError(f"no answer from the engine within {model.timeout:g} s") from error
-        raise ModelError(f"the engine aborted the call {model.retries + 1} times")
+        sampling = await sample(
+            model.backend,
+            self.request_id,
+            prompt,
+            params,
+            timeout=model.timeout,
+            retries=model.retries,
+            on_abort="restart",
+            on_drop=self._graph.record_drop,
+        )
+        return sampling.output

@@ -111,6 +111,27 @@ def test_follow_extends_a_turn_that_the_caller_holds(session: MakeSession) -> No
         session().graph.follow(turn, [user("x")])
 
 
+def test_prompts_that_were_followed_stay_right_when_branches_and_requests_mix(session: MakeSession) -> None:
+    s = session()
+    turn = s.ask([user("go")], "hi")
+    one = s.graph.follow(turn, [user("one")])
+    seen = list(one.prompt_ids)
+    two = s.graph.follow(turn, [user("two")])
+    three = s.prepare([user("go"), turn.message, user("three")])
+    assert one.prompt_ids == seen and two.prompt_ids[: len(s.prompts[0])] == s.prompts[0]
+    said = [s.say(prepared, text) for prepared, text in ((two, "2"), (three, "3"), (one, "1"))]
+    for number, followed in enumerate(said):
+        prepared = s.graph.follow(followed, [user(f"more {number}")])
+        assert prepared.prompt_ids == s.prepare(prepared.messages).prompt_ids
+        s.say(prepared, "done")
+    twice = [s.graph.follow(turn, [user("same")]) for _ in range(2)]
+    first = s.say(twice[1], "a")
+    s.say(twice[0], "b")
+    onward = s.graph.follow(first, [user("z")])
+    assert onward.prompt_ids == s.prepare(onward.messages).prompt_ids
+    s.check()
+
+
 def test_follow_keeps_to_the_thinking_policy(session: MakeSession) -> None:
     s = session(thinking="template")
     turn = s.ask([user("go")], "<think>\nplan\n</think>\n\nhi")

@@ -125,7 +125,7 @@ def _chain(name: str, path: Sequence[Turn], trained: frozenset[int], owner: Mapp
     experts: list[tuple[int, Any]] = []
     for index, turn in enumerate(path):
         if index:
-            _add_context(cache, turn.context, index)
+            add_context(cache, turn.context, index)
         if turn.id not in trained:
             cache.append_context(turn.ids, index)
             continue
@@ -149,7 +149,7 @@ def _chain(name: str, path: Sequence[Turn], trained: frozenset[int], owner: Mapp
     )
 
 
-def _add_context(cache: RolloutCache, context: Context, index: int) -> None:
+def add_context(cache: RolloutCache, context: Context, index: int) -> None:
     """Context between turns: what closes a cut turn belongs to that turn, the rest leads to turn `index`."""
     if context.closing:
         cache.append_context(context.ids[: context.closing], index - 1, "closing")

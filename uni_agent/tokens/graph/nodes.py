@@ -107,29 +107,37 @@ def path_to(turn: Turn | None) -> list[Turn]:
 
 
 class Trail:
-    """The tokens and messages of the chain up to `turn`, joined once: to be read only.
+    """The tokens and messages of the chain up to `turn`, joined once: a long chain is not copied for each of its turns.
 
-    Moving on to a turn right behind costs what it adds, any other move the whole chain.
+    `lend` gives `ids` away as a prompt: they are only ever appended to, and only once the turn behind it is followed.
     """
 
     def __init__(self) -> None:
         self.turn: Turn | None = None
         self.ids: list[int] = []
         self.messages: list[Message] = []
+        self._lent: Context | None = None
 
     def move_to(self, turn: Turn) -> None:
-        """Stand behind `turn`."""
-        if turn is self.turn:
+        """Stand behind `turn`. The cost is what it adds when it was sampled in the lent context, else the chain."""
+        if turn is self.turn and self._lent is None:
             return
         nodes = [turn]
-        if self.turn is None or turn.context.parent is not self.turn:
-            self.ids, self.messages, nodes = [], [], path_to(turn)
+        if self._lent is None or turn.context is not self._lent:
+            self.ids, self.messages, self._lent, nodes = [], [], None, path_to(turn)
         for node in nodes:
-            self.ids += node.context.ids
+            if node.context is not self._lent:
+                self.ids += node.context.ids
             self.ids += node.ids
             self.messages.extend(reading.message for reading in node.context.readings)
             self.messages.append(node.message)
-        self.turn = turn
+        self.turn, self._lent = turn, None
+
+    def lend(self, context: Context) -> list[int]:
+        """The prompt that ends with `context`, which stands behind `turn`."""
+        self.ids += context.ids
+        self._lent = context
+        return self.ids
 
 
 def chain_ids(turn: Turn | None) -> list[int]:

@@ -14,10 +14,10 @@ from uni_agent.types import Message
 class Prepared:
     """What the backend is to continue, and where in the graph the turn will stand. Leaves no trace until committed.
 
-    `prompt_ids` [P] is the exact prompt, a list of its own; `reused` of them are stored tokens, the rest was rendered
-    for this request. `drift` says how the history was recognised, `matched` how many of its messages. `rerendered` is
-    "" or why the chain that was found was rendered anew; then it is the one of the turn that this `continues`. `at` is
-    the tick of the preparation.
+    `prompt_ids` [P] is the exact prompt, a list of its own (but see `SessionGraph.follow`); `reused` of them are stored
+    tokens, the rest was rendered for this request. `drift` says how the history was recognised, `matched` how many of
+    its messages. `rerendered` is "" or why the chain that was found was rendered anew; then it is the one of the turn
+    that this `continues`. `at` is the tick of the preparation.
     """
 
     prompt_ids: list[int]

@@ -98,15 +98,17 @@ class SessionGraph:
     def follow(self, turn: Turn, messages: Sequence[Message], *, intent: Intent = "auto", tag: str = "") -> Prepared:
         """The exact prompt for `messages` behind a turn that the caller holds, without reading the history again.
 
-        Apart from lists that are joined, going on from the newest turn costs what is new. `intent`, `tag` and errors
-        are those of `prepare`; ValueError also for a turn of another graph.
+        Going on from the turn that the last `follow` led to costs what is new. For that, `prompt_ids` is a list of the
+        graph's, to be read only until the turn is committed: it grows when that turn is followed. `intent`, `tag` and
+        errors are those of `prepare`; ValueError also for a turn of another graph.
         """
         self._check_open()
         self._check_own(turn)
         self._clock += 1
         new = self.matcher.read([turn.message, *messages])[1:]
-        self._trail.move_to(turn)
-        return self._behind(turn, tuple(new), "clean", len(self._trail.messages), intent, tag)
+        trail = self._trail
+        trail.move_to(turn)
+        return self._behind(turn, tuple(new), "clean", len(trail.messages), intent, tag, trail)
 
     def commit(self, prepared: Prepared, output: TokenOutput, message: Message | ParsedOutput) -> Turn:
         """Add the generation that `prepared` led to, and what it says. All or nothing.
@@ -165,6 +167,11 @@ class SessionGraph:
         if count:
             self._dropped[reason] = self._dropped.get(reason, 0) + count
 
+    @property
+    def dropped(self) -> Mapping[str, int]:
+        """Reason → sampled tokens that never became a turn."""
+        return self._dropped
+
     def close(self) -> None:
         """End the session: what is under way cannot be committed any more. Exports go on working. Idempotent."""
         self.closed = True
@@ -191,14 +198,21 @@ class SessionGraph:
         return self._behind(turn, _answering(turn, readings[found.matched :]), drift, found.matched, intent, tag)
 
     def _behind(
-        self, turn: Turn, new: tuple[Reading, ...], drift: Drift, matched: int, intent: Intent, tag: str
+        self,
+        turn: Turn,
+        new: tuple[Reading, ...],
+        drift: Drift,
+        matched: int,
+        intent: Intent,
+        tag: str,
+        trail: Trail | None = None,
     ) -> Prepared:
         if turn.contexts or turn.renewed:
             drift = "forked"
         reason = DROPPED if self.thinking == "template" and loses_thinking(turn, new) else ""
         if not reason:
             try:
-                context, prompt = self._extended(turn, new)
+                context, prompt = self._extended(turn, new, trail)
             except (TemplateDriftError, TemplateError) as error:
                 reason = str(error)
             else:
@@ -215,16 +229,17 @@ class SessionGraph:
         ids = list(scope.renderer.initial([reading.message for reading in readings], scope.tools))
         return Context(None, scope, readings, ids, renews=turn, known=len(known))
 
-    def _extended(self, turn: Turn, new: tuple[Reading, ...]) -> tuple[Context, list[int]]:
+    def _extended(self, turn: Turn, new: tuple[Reading, ...], trail: Trail | None) -> tuple[Context, list[int]]:
         """A new context behind `turn` for `new`, and the prompt that ends with it."""
-        scope, trail = turn.context.scope, self._trail
-        if trail.turn is not turn:
+        scope = turn.context.scope
+        if trail is None:
             trail = Trail()
             trail.move_to(turn)
         said = [reading.message for reading in new]
         ids = scope.renderer.extension(trail.messages, said, scope.tools, cut=turn.cut, chain=trail.ids)
         closing = len(scope.renderer.closing_ids()) if turn.cut else 0
-        return Context(turn, scope, new, ids, closing), trail.ids + ids
+        context = Context(turn, scope, new, ids, closing)
+        return context, trail.lend(context)
 
     def _started(
         self,
