@@ -45,7 +45,7 @@ def read_key(text: str) -> Key | None:
         session_id = base64.urlsafe_b64decode(name + "=" * (-len(name) % 4)).decode("ascii")
     except (binascii.Error, ValueError):
         return None
-    if _ID.match(session_id) is None or _named(session_id) != name:  # one spelling per id
+    if _ID.fullmatch(session_id) is None or _named(session_id) != name:  # one spelling per id
         return None
     return Key("api" if match[1] == _PREFIX["api"] else "reward", session_id, text)
 
@@ -67,7 +67,7 @@ def key_digest(text: str) -> str:
 
 
 def _written(kind: KeyKind, session_id: str, token: str) -> str:
-    if _ID.match(session_id) is None:
+    if _ID.fullmatch(session_id) is None:  # `match` would let a final line break through
         raise ValueError(f"{session_id!r} cannot be a session id: it must match {SESSION_ID}")
     return f"{_PREFIX[kind]}-{_named(session_id)}.{token}"
 

@@ -37,10 +37,8 @@ def session_of(sessions: Sessions, headers: Mapping[str, str], session_id: str |
             raise GatewayError(ErrorKind.AUTHENTICATION, f"{what}: create a session, and use its api_key")
         return sessions.by_key(key)
     if key is not None:
-        session = sessions.by_key(key)
-        if session.id != session_id:
-            raise GatewayError(ErrorKind.PERMISSION, f"this key is not that of session {session_id!r:.80}")
-        return session
+        _check_named(key, session_id)
+        return sessions.by_key(key)
     session = sessions.get(session_id)
     if not session.minted:
         raise GatewayError(ErrorKind.AUTHENTICATION, f"session {session_id!r:.80} needs its API key")
@@ -57,7 +55,9 @@ def check_admin(headers: Mapping[str, str], token: str) -> None:
 
 def is_admin(headers: Mapping[str, str], token: str) -> bool:
     """Whether the administrator's token is shown."""
-    return any(hmac.compare_digest(text.encode(), token.encode()) for text in credentials(headers))
+    # Header bytes that are no UTF-8 come as lone surrogates.
+    shown = (text.encode("utf-8", "surrogateescape") for text in credentials(headers))
+    return any(hmac.compare_digest(text, token.encode()) for text in shown)
 
 
 def reward_session(sessions: Sessions, headers: Mapping[str, str], session_id: str, token: str) -> Session:
@@ -67,7 +67,12 @@ def reward_session(sessions: Sessions, headers: Mapping[str, str], session_id: s
     shown = credentials(headers)
     if not shown:
         raise GatewayError(ErrorKind.AUTHENTICATION, "the session's reward key is needed (Authorization: Bearer …)")
-    session = sessions.by_key(shown[0], "reward")
-    if session.id != session_id:
+    _check_named(shown[0], session_id)
+    return sessions.by_key(shown[0], "reward")
+
+
+def _check_named(text: str, session_id: str) -> None:
+    """Raises GatewayError for the key of another session: it is not even looked up, since that may open a session."""
+    key = read_key(text)
+    if key is not None and key.session_id != session_id:
         raise GatewayError(ErrorKind.PERMISSION, f"this key is not that of session {session_id!r:.80}")
-    return session
