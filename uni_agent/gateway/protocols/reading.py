@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from uni_agent.gateway.errors import invalid, unsupported
 from uni_agent.tokens.base import ToolSchema
+from uni_agent.tokens.parsers.jsontext import MAX_DEPTH
 from uni_agent.types import Media, Message, ToolCall
 
 Parts = list[str | Media]
@@ -70,6 +71,22 @@ def kind_of(value: Any) -> str:
     return names.get(cast("type[Any]", type(value)), "a number")
 
 
+def too_deep(value: Any) -> bool:
+    """Whether `value` is nested over `MAX_DEPTH` levels: templates and `json.dumps` recurse."""
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH + 1):
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                below.extend(cast("dict[str, Any]", item).values())
+            elif isinstance(item, list):
+                below.extend(cast("list[Any]", item))
+        if not below:
+            return False
+        level = below
+    return True
+
+
 def call_of(id_: Any, name: Any, arguments: Any) -> ToolCall:
     """A call of the history, whatever its arguments are: broken ones keep their text and have `error` set.
 
@@ -79,7 +96,7 @@ def call_of(id_: Any, name: Any, arguments: Any) -> ToolCall:
         values = cast("dict[str, Any]", arguments)
         raw = unparsed(values)
         if raw is None:
-            return ToolCall(_word(id_), _word(name), values, _dumped(values))
+            return _call(id_, name, values, _dumped(values))
         arguments = raw
     written = arguments if isinstance(arguments, str) else _dumped(arguments)
     if not written.strip() or written.strip() == "null":
@@ -92,7 +109,13 @@ def call_of(id_: Any, name: Any, arguments: Any) -> ToolCall:
         return ToolCall(_word(id_), _word(name), {}, written, f"arguments are {kind_of(decoded)}, not an object")
     values = cast("dict[str, Any]", decoded)
     raw = unparsed(values)
-    return ToolCall(_word(id_), _word(name), values, written) if raw is None else call_of(id_, name, raw)
+    return _call(id_, name, values, written) if raw is None else call_of(id_, name, raw)
+
+
+def _call(id_: Any, name: Any, values: dict[str, Any], written: str) -> ToolCall:
+    if too_deep(values):  # a call of the model's own that nests so deep was kept as text, too
+        return ToolCall(_word(id_), _word(name), {}, written, "arguments are nested too deeply")
+    return ToolCall(_word(id_), _word(name), values, written)
 
 
 def unparsed(values: Mapping[str, Any]) -> str | None:
