@@ -6,10 +6,15 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Lets text through up to the first stop string, and holds back what may be the beginning of one."""
+    """Lets text through up to the first stop string, and holds back what may be the beginning of one.
+
+    No stop string is empty. The work is proportional to the text, whatever the strings.
+    """
 
     def __init__(self, stops: Sequence[str]) -> None:
         self._stops = tuple(stops)
+        self._tables = [_borders(stop) for stop in self._stops]
+        self._begun = [0] * len(self._stops)
         self._held = ""
         self.found = ""
 
@@ -25,9 +30,19 @@ class StopStrings:
             at, self.found = min(hits)
             self._held = ""
             return data[:at]
-        keep = max((_partial(data, s) for s in self._stops), default=0)
+        keep = max((self._advance(number, text) for number in range(len(self._stops))), default=0)
         self._held = data[len(data) - keep :]
         return data[: len(data) - keep]
+
+    def _advance(self, number: int, text: str) -> int:
+        """How many characters at the end of the data may be the beginning of a stop, once `text` has come."""
+        stop, table, at = self._stops[number], self._tables[number], self._begun[number]
+        for char in text:
+            while at and stop[at] != char:
+                at = table[at - 1]
+            at += stop[at] == char
+        self._begun[number] = at
+        return at
 
     def finish(self) -> str:
         """What was held back to no purpose."""
@@ -35,7 +50,13 @@ class StopStrings:
         return held
 
 
-def _partial(data: str, stop: str) -> int:
-    """How many characters at the end of `data` may be the beginning of `stop`."""
-    most = min(len(stop) - 1, len(data))
-    return next((n for n in range(most, 0, -1) if data.endswith(stop[:n])), 0)
+def _borders(stop: str) -> list[int]:
+    """For each beginning of `stop`, the longest shorter one that it ends with (Knuth, Morris and Pratt)."""
+    table = [0] * len(stop)
+    at = 0
+    for i in range(1, len(stop)):
+        while at and stop[at] != stop[i]:
+            at = table[at - 1]
+        at += stop[at] == stop[i]
+        table[i] = at
+    return table
