@@ -72,13 +72,18 @@ class GatewayNode:
     async def close(self) -> None:
         """End what is under way, close engine and journal. Sessions stay in the journal as they are."""
         self.turns.close()
-        await self.backend.close()
-        if self._journal is not None:
-            self._journal.close()
+        try:
+            await self.backend.close()
+        finally:
+            if self._journal is not None:
+                self._journal.close()
 
     @contextlib.contextmanager
     def admitted(self, session: Session) -> Generator[None]:
-        """A place for one request. Raises GatewayError when the session or the gateway has none."""
+        """A place for one request. Raises GatewayError when the session or the gateway has none.
+
+        Raises StoreError while the journal cannot be written: what could not be kept is not sampled.
+        """
         if self._in_flight >= self.config.max_in_flight:
             raise GatewayError(
                 ErrorKind.RATE_LIMITED,
@@ -86,6 +91,7 @@ class GatewayNode:
                 retry_after=1.0,
             )
         session.admit()
+        self.sessions.check_writable()
         self._in_flight += 1
         session.requests += 1
         self.metrics.in_flight.inc()

@@ -17,6 +17,9 @@ from uni_agent.tokens.graph import SessionGraph, Turn
 from uni_agent.tokens.graph.nodes import chain_messages
 from uni_agent.types import Message
 
+_MOST_IGNORED = 256
+"""Different wishes that are counted by name."""
+
 
 class Phase(StrEnum):
     """Where a session stands. Nothing leads back to `active`."""
@@ -41,6 +44,7 @@ class Session:
     `api_key` and `reward_key` are digests of the keys. `minted` says that the gateway chose the id, which then is as
     hard to guess as a key. `responses` maps the ids that clients were given for turns to (turn, how many of the chain's
     first messages were instructions). `reason` is why the phase was left. `facts` is what the scenario rules know.
+    `settling` is held while the session comes to its end, `end_recorded` says that the journal was given it.
     """
 
     id: str
@@ -66,6 +70,8 @@ class Session:
     facts: SessionFacts = field(default_factory=SessionFacts)
     recorded_facts: SessionFacts | None = None
     ended: float | None = None
+    end_recorded: bool = False
+    settling: asyncio.Lock = field(default_factory=asyncio.Lock)
     on_drop: Callable[[str, int], None] = _nothing
 
     def check_active(self) -> None:
@@ -76,6 +82,16 @@ class Session:
     def admit(self) -> None:
         """Raises GatewayError when the session may not take a turn now, or ever again."""
         self.check_active()
+        self.check_budget()
+        if self.requests >= self.settings.max_concurrent:
+            raise GatewayError(
+                ErrorKind.RATE_LIMITED,
+                f"session {self.id} has {self.settings.max_concurrent} requests in flight, the most it may have",
+                retry_after=1.0,
+            )
+
+    def check_budget(self) -> None:
+        """Raises GatewayError when the session has used up its turns or its tokens."""
         settings = self.settings
         if settings.max_turns is not None and len(self.graph.turns) >= settings.max_turns:
             self.limit_hit = "max_turns"
@@ -84,12 +100,6 @@ class Session:
             self.limit_hit = "max_sampled_tokens"
             raise GatewayError(
                 ErrorKind.BUDGET, f"session {self.id} has used its {settings.max_sampled_tokens} sampled tokens"
-            )
-        if self.requests >= settings.max_concurrent:
-            raise GatewayError(
-                ErrorKind.RATE_LIMITED,
-                f"session {self.id} has {settings.max_concurrent} requests in flight, the most it may have",
-                retry_after=1.0,
             )
 
     def history(self, response_id: str) -> list[Message]:
@@ -125,7 +135,8 @@ class Session:
         """Count what the request is, and what of it is not done."""
         self.scenarios[scenario] = self.scenarios.get(scenario, 0) + 1
         for name in request.ignored:
-            self.ignored[name] = self.ignored.get(name, 0) + 1
+            if name in self.ignored or len(self.ignored) < _MOST_IGNORED:  # clients choose some of these names
+                self.ignored[name] = self.ignored.get(name, 0) + 1
 
     def end(self, phase: Phase, reason: str, now: float) -> None:
         """Leave `active`: what is under way is cancelled and cannot be committed."""

@@ -33,6 +33,14 @@ _log = logging.getLogger(__name__)
 _REMEMBERED = 100_000
 """Ids of forgotten sessions that are still known as such: a signed key must not open them again."""
 
+_FORGOTTEN = "?forgotten-"
+"""Begins the name under which a compacted journal lists forgotten sessions; no session id begins so."""
+
+_FORGOTTEN_PAGE = 1000
+
+_MOST_REWARD = 10**300
+"""Whole numbers from here on may have no float."""
+
 _SETTLE_SECONDS = 5.0
 """How long the end of a session waits for its cancelled turns."""
 
@@ -100,6 +108,7 @@ class Sessions:
         self._tagger = config.scenarios.build()
         self._sessions: dict[str, Session] = {}
         self._forgotten: OrderedDict[str, None] = OrderedDict()
+        self._litter = False
 
     def __len__(self) -> int:
         return len(self._sessions)
@@ -160,6 +169,7 @@ class Sessions:
             "created": created,
         }
         session = self._built(name, settings, api, reward, minted, created)
+        self.check_writable()
         self._write("session", name, data)
         self._sessions[name] = session
         self._metrics.sessions.labels("opened").inc()
@@ -230,8 +240,19 @@ class Sessions:
         self._metrics.scenarios.labels(tag.scenario.value).inc()
         return tag.scenario.value
 
-    def record(self, session: Session, turn: Turn, finished: FinishedTurn, request: ModelRequest) -> None:
-        """Keep a committed turn: in the journal, and under the id that its client was given."""
+    def record(
+        self,
+        session: Session,
+        turn: Turn,
+        finished: FinishedTurn,
+        request: ModelRequest,
+        dropped: Mapping[str, int],
+    ) -> None:
+        """Keep a committed turn: in the journal, and under the id that its client was given.
+
+        `dropped` are its sampled tokens that are no part of it; they stand in the same entry, so that a kill between
+        two entries counts neither without the other.
+        """
         response = f"resp_{finished.head.id}" if request.wire.protocol == "openai_responses" else ""
         if response:
             session.responses[response] = (turn, request.instructions)
@@ -239,6 +260,8 @@ class Sessions:
         data: dict[str, Any] = {"record": turn_to_json(turn_record(turn)), "response_id": response}
         if response:
             data["instructions"] = request.instructions
+        if dropped:
+            data["dropped"] = dict(dropped)
         if session.facts != session.recorded_facts:
             data["facts"], session.recorded_facts = asdict(session.facts), session.facts
         try:
@@ -258,33 +281,50 @@ class Sessions:
     # ------------------------------------------------------------------------------------------ ending
 
     def set_reward(self, session: Session, info: Mapping[str, Any]) -> None:
-        """Keep the reward of a session that is not forgotten; the last one counts."""
-        self._write("reward", session.id, {"info": dict(info)})
+        """Keep the reward of a session that is not forgotten; the last one counts. Raises GatewayError, StoreError."""
+        for name in ("reward", "score"):
+            if isinstance(value := info.get(name), int) and abs(value) >= _MOST_REWARD:
+                raise invalid(f"{name}: the number is too large", name)
+        self.check_writable()
+        try:
+            self._write("reward", session.id, {"info": dict(info)})
+        except ValueError as error:
+            raise invalid(f"reward_info: {error}") from error
         session.reward_info = dict(info)
 
     async def finalize(self, session: Session) -> None:
         """End the session; `export` then always gives the same. Idempotent. Raises GatewayError for an aborted one."""
         if session.phase is Phase.ABORTED:
             raise GatewayError(ErrorKind.GONE, f"session {session.id} was aborted ({session.reason})")
-        if session.phase is Phase.ACTIVE:
-            await self._end(session, Phase.FINALIZED, "finalized")
+        await self._end(session, Phase.FINALIZED, "finalized")
 
     async def abort(self, session: Session, reason: str = "aborted") -> None:
         """Give the session up; what it holds stays readable. Idempotent. Raises GatewayError for a finalized one."""
         if session.phase is Phase.FINALIZED:
             raise GatewayError(ErrorKind.GONE, f"session {session.id} was finalized")
-        if session.phase is Phase.ACTIVE:
-            await self._end(session, Phase.ABORTED, reason)
+        await self._end(session, Phase.ABORTED, reason)
 
     async def _end(self, session: Session, phase: Phase, reason: str) -> None:
-        session.end(phase, reason, self._clock())
-        self._metrics.sessions.labels(phase.value).inc()
-        self._metrics.active.dec()
-        current = asyncio.current_task()
-        pending = [task for task in session.in_flight if task is not current]
-        if pending:
-            await asyncio.wait(pending, timeout=_SETTLE_SECONDS)
-        self._write("phase", session.id, {"phase": phase.value, "reason": reason, "ended": session.ended})
+        """End the session, or finish what an earlier call began: whoever returns leaves a session that is final.
+
+        Raises StoreError while the journal cannot be written; the session takes no turns then, but its end may be
+        forgotten by a restart, so the caller has to ask again.
+        """
+        if session.phase is Phase.ACTIVE:
+            session.end(phase, reason, self._clock())
+            self._metrics.sessions.labels(phase.value).inc()
+            self._metrics.active.dec()
+        async with session.settling:
+            current = asyncio.current_task()
+            pending = [task for task in session.in_flight if task is not current]
+            if pending:
+                await asyncio.wait(pending, timeout=_SETTLE_SECONDS)
+            if session.end_recorded:
+                self.check_writable()
+                return
+            session.end_recorded = True
+            data = {"phase": session.phase.value, "reason": session.reason, "ended": session.ended}
+            self._write("phase", session.id, {**data, "limit": session.limit_hit})
 
     def export(self, session: Session) -> FinishedSession:
         """What the session holds now."""
@@ -304,28 +344,35 @@ class Sessions:
         """Let go of a session that has ended. Raises GatewayError for an active one."""
         if session.phase is Phase.ACTIVE:
             raise GatewayError(ErrorKind.INVALID_REQUEST, f"session {session.id} is active: finalize or abort it first")
+        self.check_writable()  # what waits in memory may wait for long: it is not added to at each sweep
         self._write("forgotten", session.id, {})
         self._drop(session.id)
 
     def _drop(self, session_id: str) -> None:
         del self._sessions[session_id]
+        self._remember(session_id)
+
+    def _remember(self, session_id: str) -> None:
         self._forgotten[session_id] = None
         while len(self._forgotten) > _REMEMBERED:
             self._forgotten.popitem(last=False)
 
     async def sweep(self) -> None:
-        """Abort sessions that nobody uses any more, and forget those that ended long ago."""
+        """Abort sessions that nobody uses any more, and forget those that ended long ago. Raises StoreError."""
+        self.check_writable()
         moment = self._clock()
         for session in list(self._sessions.values()):
             idle = session.phase is Phase.ACTIVE and not session.in_flight
             if idle and moment - session.last_used > session.settings.ttl:
                 await self._end(session, Phase.ABORTED, "expired")
+            elif session.phase is not Phase.ACTIVE and not session.end_recorded:  # whoever ended it was cut off
+                await self._end(session, session.phase, session.reason)
         self._sweep_ended(self._config.retention)
 
     def _sweep_ended(self, retention: float) -> None:
         moment = self._clock()
         for session in list(self._sessions.values()):
-            if session.ended is not None and moment - session.ended >= retention:
+            if session.end_recorded and session.ended is not None and moment - session.ended >= retention:
                 self.forget(session)
 
     # ------------------------------------------------------------------------------------------ durability
@@ -338,6 +385,15 @@ class Sessions:
         except StoreError:
             self._metrics.journal_failures.inc()
             raise
+
+    def check_writable(self) -> None:
+        """Write what waits for the journal. Raises StoreError while the disk refuses it."""
+        if self._journal is not None and not self._journal.healthy:
+            try:
+                self._journal.flush()
+            except StoreError:
+                self._metrics.journal_failures.inc()
+                raise
 
     @property
     def healthy(self) -> bool:
@@ -358,12 +414,29 @@ class Sessions:
             self._journal = journal
         active = sum(session.phase is Phase.ACTIVE for session in self._sessions.values())
         self._metrics.active.set(active)
-        if self._forgotten:
-            journal.compact(set(self._sessions))
+        if self._litter:
+            self._compact(journal)
         return len(self._sessions)
+
+    def _compact(self, journal: Journal) -> None:
+        """Leave out what belongs to forgotten sessions; their ids go on in one entry, since none is used twice."""
+        self._litter = False
+        names = list(self._forgotten)
+        pages = [names[i : i + _FORGOTTEN_PAGE] for i in range(0, len(names), _FORGOTTEN_PAGE)]
+        generation = f"{_FORGOTTEN}{journal.next_seq}"
+        try:
+            for page in pages:
+                journal.append("forgotten_ids", generation, {"ids": page})
+            journal.compact({*self._sessions, generation})
+        except StoreError as error:  # a full disk is no reason not to serve
+            _log.error("%s", error)
 
     def _replay(self, entry: Entry) -> None:
         data, name = entry.data, entry.session_id
+        if entry.kind == "forgotten_ids":
+            for one in data["ids"]:
+                self._remember(one)
+            return
         if entry.kind == "session":
             settings = SessionSettings.model_validate(data["settings"])
             self._sessions[name] = self._built(
@@ -377,6 +450,9 @@ class Sessions:
         if entry.kind == "turn":
             turn = session.graph.restore(turn_from_json(data["record"]))
             session.sampled += len(turn.ids)
+            for reason, count in data.get("dropped", {}).items():
+                session.graph.record_drop(reason, count)
+                session.sampled += count
             if data["response_id"]:
                 session.responses[data["response_id"]] = (turn, data["instructions"])
             if "facts" in data:
@@ -389,7 +465,10 @@ class Sessions:
             session.reward_info = data["info"]
         elif entry.kind == "phase":
             session.end(Phase(data["phase"]), data["reason"], data["ended"])
+            session.limit_hit = data.get("limit", "")
+            session.end_recorded = True
         elif entry.kind == "forgotten":
+            self._litter = True
             self._drop(name)
 
 

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
@@ -29,11 +29,15 @@ _T = TypeVar("_T")
 Emit = Callable[[TurnHead | ParserEvent], None]
 """Takes what a streaming client is shown, as soon as it is certain; the head comes first."""
 
-Recorder = Callable[[Session, Turn, FinishedTurn, ModelRequest], None]
-"""Keeps a committed turn before it is answered."""
+Recorder = Callable[[Session, Turn, FinishedTurn, ModelRequest, Mapping[str, int]], None]
+"""Keeps a committed turn before it is answered, with what was sampled for it and is no part of it (reason → tokens)."""
 
 HEAVY_CHARACTERS = 64_000
 """Requests above this are read and rendered on a thread: the event loop belongs to all sessions."""
+
+MOST_STOPS = 64
+MOST_STOP_CHARACTERS = 4096
+"""Stop strings are looked for at every token, on the event loop."""
 
 _NO_CAP = 1 << 31
 
@@ -94,6 +98,8 @@ class TurnService:
             request = replace(request, messages=(*instructions, *history, *request.messages[request.instructions :]))
         turns: list[FinishedTurn] = []
         for number in range(request.samples):
+            if number:
+                session.check_budget()
             intent: Intent = "resample" if number else intent_of(request)
             turns.append(await self._turn(session, request, record, intent, scenario, emit, size))
         return turns
@@ -217,10 +223,10 @@ class TurnService:
                     turn = session.graph.commit(prepared, output, said.message)
                 sampled = 0
                 for reason, count in said.dropped.items():
-                    self.drop(session, reason, count)
+                    self._count_drop(session, reason, count)
                 session.sampled += len(output.token_ids)
                 self._observe(prepared, turn)
-                record(session, turn, finished, request)
+                record(session, turn, finished, request, said.dropped)
         except BaseException:
             self.drop(session, ended_reason(session, "uncommitted"), sampled)
             raise
@@ -229,10 +235,13 @@ class TurnService:
     def drop(self, session: Session, reason: str, count: int) -> None:
         """Account for sampled tokens that no turn holds."""
         if count:
-            session.graph.record_drop(reason, count)
-            session.sampled += count
+            self._count_drop(session, reason, count)
             session.on_drop(reason, count)
-            self.metrics.dropped.labels(reason).inc(count)
+
+    def _count_drop(self, session: Session, reason: str, count: int) -> None:
+        session.graph.record_drop(reason, count)
+        session.sampled += count
+        self.metrics.dropped.labels(reason).inc(count)
 
     async def _exclusive(self, session: Session, size: int, work: Callable[[], _T]) -> _T:
         """`work()` while nothing else touches the session's graph, also when the caller is cancelled meanwhile."""
@@ -305,6 +314,12 @@ def check_supported(request: ModelRequest) -> None:
         raise unsupported(
             f"tool_choice: {choice.mode!r} cannot be enforced: the engine samples freely. Use 'auto' or 'none'",
             "tool_choice",
+        )
+    if len(request.stop) > MOST_STOPS or sum(map(len, request.stop)) > MOST_STOP_CHARACTERS:
+        raise unsupported(
+            f"stop: {len(request.stop)} strings of {sum(map(len, request.stop))} characters; at most {MOST_STOPS} of "
+            f"{MOST_STOP_CHARACTERS} together are looked for",
+            "stop",
         )
 
 
@@ -379,6 +394,7 @@ _KINDS: tuple[tuple[type[Exception], ErrorKind], ...] = (
     (ModelError, ErrorKind.ENGINE),
     (ConfigError, ErrorKind.INVALID_REQUEST),
     (ValueError, ErrorKind.INVALID_REQUEST),
+    (RecursionError, ErrorKind.INVALID_REQUEST),  # a history that nests deeper than any template can walk
 )
 
 

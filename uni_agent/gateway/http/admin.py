@@ -12,7 +12,8 @@ from uni_agent.gateway.http.bodies import decoded, read_body
 from uni_agent.gateway.http.identity import check_admin, reward_session
 from uni_agent.gateway.http.reply import dumped
 from uni_agent.gateway.node import GatewayNode
-from uni_agent.gateway.session import Session
+from uni_agent.gateway.protocols.reading import too_deep
+from uni_agent.gateway.session import Phase, Session
 
 _PAGE = 100
 
@@ -61,7 +62,7 @@ class AdminRoutes:
         """`GET /sessions?after=ID&limit=N`: sessions in the order of their creation."""
         self._check(request)
         limit = request.query.get("limit", str(_PAGE))
-        if not limit.isdecimal() or not 1 <= int(limit) <= 1000:
+        if not limit.isdecimal() or len(limit) > 4 or not 1 <= int(limit) <= 1000:
             raise invalid("limit: expected a number from 1 to 1000", "limit")
         sessions, more = self._node.sessions.page(request.query.get("after", ""), int(limit))
         return _json({"sessions": [session.info() for session in sessions], "has_more": more})
@@ -107,6 +108,8 @@ class AdminRoutes:
 
     async def _exported(self, session: Session) -> web.Response:
         node = self._node
+        if session.phase is Phase.ACTIVE:  # while turns are committed, only the event loop sees a state that adds up
+            return _json(node.sessions.export(session).to_json())
         size = 16 * sum(len(turn.ids) + len(turn.context.ids) for turn in session.graph.turns)
         body = await node.turns.offload(size, lambda: dumped(node.sessions.export(session).to_json()))
         return web.Response(body=body, content_type="application/json")
@@ -120,7 +123,10 @@ class AdminRoutes:
 
     async def _body(self, request: web.Request) -> dict[str, Any]:
         raw = await read_body(request, self._node.config)
-        return decoded(raw) if raw.strip() else {}
+        data = decoded(raw) if raw.strip() else {}
+        if too_deep(data):
+            raise invalid("the body is nested too deeply")
+        return data
 
 
 def _lower(request: web.Request) -> dict[str, str]:

@@ -85,8 +85,8 @@ class GatewayServer:
     async def start(self, *, unix_socket: Path | None = None, reuse_port: bool = False) -> None:
         """Start the node and listen. Raises ConfigError for an address that cannot be had."""
         config = self.node.config
-        await self.node.start()
         try:
+            await self.node.start()
             self._runner = web.AppRunner(
                 self.app(), handler_cancellation=True, access_log=None, shutdown_timeout=1.0, keepalive_timeout=75.0
             )
@@ -241,6 +241,10 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return await handler(request)
     except GatewayError as error:
         return error_response(_adapter_for(request), error)
+    except StoreError as error:
+        _log.error("%s %s: %s", request.method, request.path, error)
+        told = GatewayError(ErrorKind.OVERLOADED, "the journal cannot be written; come back later", retry_after=5)
+        return error_response(_adapter_for(request), told)
     except web.HTTPException as error:
         kind = ErrorKind.TOO_LARGE if error.status == 413 else ErrorKind.INVALID_REQUEST
         return error_response(adapters()["openai_chat"], GatewayError(kind, error.reason))
