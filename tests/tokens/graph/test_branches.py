@@ -231,7 +231,8 @@ def test_case_15_shared_prefixes_with_experts_are_trained_in_the_first_chain_alo
         s.write(s.prepare([user("go"), shared.message, user(text)]), Message("assistant", text))
     chains = s.check()
     assert [chain.trained for chain in chains] == [(0, 1), (2,), (3,)]
-    assert [len(chain.cache.routed_experts) for chain in chains] == [2, 1, 1]
+    # Each chain is a sequence of its own to a trainer that replays routes, so that each has the rows of all its turns.
+    assert [len(chain.cache.routed_experts) for chain in chains] == [2, 2, 2]
     assert [chain.branched_from for chain in chains] == [None, 0, 0]
     assert s.graph.trajectories() == chains
 
@@ -244,6 +245,15 @@ def test_case_15_experts_of_prompt_and_output_are_cut_to_the_output(session: Mak
     rows = [[[i]] for i in range(start + 3 - missing)]
     turn = s.graph.commit(prepared, TokenOutput([5, 6, 7], None, "stop", routed_experts=rows), Message("assistant"))
     assert turn.routed_experts == rows[start:]
+    assert turn.context.routed_experts == rows[:start]
+    later = s.prepare([user("go"), Message("assistant"), user("on")])
+    end = len(later.prompt_ids)
+    more = [[[i]] for i in range(end + 2 - missing)]
+    s.graph.commit(later, TokenOutput([8, 9], None, "stop", routed_experts=more), Message("assistant", "x"))
+    [chain] = s.graph.trajectories()
+    covered = {at + k: row for at, rows in chain.cache.routed_experts for k, row in enumerate(rows)}
+    known = range(-start, len(chain.cache.response_ids) - missing)
+    assert covered == {at: [[at + start]] for at in known}, "every token has its own row, that of a last token later"
 
 
 def test_a_prepare_that_is_never_committed_leaves_no_trace(session: MakeSession) -> None:

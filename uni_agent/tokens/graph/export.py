@@ -24,8 +24,9 @@ class Chain:
     """One path from the start of a tree to a leaf.
 
     `cache` is the record: sampled spans are the turns that this chain trains, turns that an earlier chain trains are
-    context in it (mask 0, logprob 0.0). `cache.routed_experts` is None or a list of (start, rows) for the trained
-    turns, `start` indexing `response_ids`. `turns` are the ids of all turns, `trained` of those trained here.
+    context in it (mask 0, logprob 0.0). `cache.routed_experts` is None or a list of (start, rows), shared
+    turns and context included, as far as the engine gave them; `start` indexes `response_ids` and is negative in the
+    prompt, and the pieces may overlap by a token. `turns` are the ids of all turns, `trained` of those trained here.
     `branched_from` is the last turn shared with an earlier chain, `continues` the id of the chain that a compaction
     ended, or that this chain renders anew. `abandoned`: a retry replaced the leaf. `tags` are those of `turns`.
     `message_turns` has one item for each of `messages`: the turn that it is, None for what was not sampled.
@@ -126,12 +127,16 @@ def _chain(name: str, path: Sequence[Turn], trained: frozenset[int], owner: Mapp
     for index, turn in enumerate(path):
         if index:
             add_context(cache, turn.context, index)
-        if turn.id not in trained:
-            cache.append_context(turn.ids, index)
-            continue
-        span = cache.append_sampled(TokenOutput(turn.ids, turn.logprobs, "stop", weight_spans=turn.weight_spans), index)
+        start = len(cache.response_ids)
+        if turn.context.routed_experts is not None:
+            experts.append((start - len(turn.context.routed_experts), turn.context.routed_experts))
         if turn.routed_experts is not None:
-            experts.append((span.start, turn.routed_experts))
+            experts.append((start, turn.routed_experts))
+        if turn.id in trained:
+            output = TokenOutput(turn.ids, turn.logprobs, "stop", weight_spans=turn.weight_spans)
+            cache.append_sampled(output, index)
+        else:
+            cache.append_context(turn.ids, index)
     cache.routed_experts = experts or None
     shared = [turn.id for turn in path if turn.id not in trained]
     return Chain(

@@ -37,7 +37,8 @@ class Context:
     """Rendered tokens: all that stands between the turn `parent` (None: the start) and the turns sampled behind it.
 
     `ids` [C] are its own tokens only, the generation prompt included; the first `closing` of them end a parent that was
-    cut by length. `readings` may be empty: a turn right behind a turn.
+    cut by length. `readings` may be empty: a turn right behind a turn. `routed_experts` are rows for these tokens, and
+    before them one for the last token of the parent ([C, layers, top_k], or [1 + C, …] behind a turn), or None.
 
     `renews` is the turn whose chain this start of a tree renders anew, then the first `known` of `readings` are the
     messages of that chain. `thinks`: it shows thinking of assistant messages.
@@ -48,6 +49,7 @@ class Context:
     readings: tuple[Reading, ...]
     ids: list[int]
     closing: int = 0
+    routed_experts: Any = field(default=None, repr=False)
     renews: Turn | None = field(default=None, repr=False)
     known: int = 0
     thinks: bool = False

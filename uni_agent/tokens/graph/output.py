@@ -6,11 +6,12 @@ from typing import Any
 
 from uni_agent.engine.base import TokenOutput
 from uni_agent.tokens.base import ParsedOutput
+from uni_agent.tokens.graph.nodes import Context
 from uni_agent.types import Message
 
 
-def checked_output(output: TokenOutput, prompt_tokens: int) -> Any:
-    """The routed experts of the output's own tokens, or None.
+def checked_output(output: TokenOutput, prompt_tokens: int) -> tuple[Any, Any]:
+    """The routed experts of the prompt [P, layers, top_k] and of the output's own tokens; None for what is not there.
 
     Engines give rows for the output or for prompt and output, and some none for the last token. Raises ValueError for
     an aborted output, and for logprobs, weight spans or experts that do not fit the ids.
@@ -25,10 +26,19 @@ def checked_output(output: TokenOutput, prompt_tokens: int) -> Any:
             raise ValueError(f"weight span {span.start}:{span.end} does not lie in {length} ids")
     rows = output.routed_experts
     if rows is None or len(rows) == length:
-        return rows
+        return None, rows
     if len(rows) in (prompt_tokens + length, prompt_tokens + length - 1):
-        return rows[prompt_tokens:]
+        return rows[:prompt_tokens], rows[prompt_tokens:].copy()  # a view would keep the whole array alive
     raise ValueError(f"routed_experts has {len(rows)} rows for {prompt_tokens} prompt and {length} sampled tokens")
+
+
+def context_rows(context: Context, prompt_rows: Any) -> Any:
+    """What of the prompt's rows belongs to `context`: [L + C, layers, top_k].
+
+    C are its own tokens, and L is 1 behind a turn, whose last token some engines route only here; 0 at the start.
+    """
+    count = len(context.ids) + (context.parent is not None)
+    return prompt_rows[len(prompt_rows) - count :].copy()
 
 
 def message_of(said: Message | ParsedOutput) -> Message:

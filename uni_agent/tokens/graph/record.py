@@ -10,6 +10,7 @@ from uni_agent.engine.base import WeightSpan
 from uni_agent.tokens.base import ToolSchema
 from uni_agent.tokens.graph.matcher import Matcher
 from uni_agent.tokens.graph.nodes import Context, Drift, Intent, Scope, Turn, chain_messages
+from uni_agent.tokens.graph.reading import Reading
 from uni_agent.types import Message
 
 
@@ -29,6 +30,7 @@ class TurnRecord:
     messages: tuple[Message, ...]
     context_ids: list[int]
     closing: int
+    context_experts: Any
     message: Message
     ids: list[int]
     logprobs: list[float] | None
@@ -58,6 +60,7 @@ def turn_record(turn: Turn) -> TurnRecord:
         messages=tuple(reading.message for reading in context.readings) if own else (),
         context_ids=context.ids if own else [],
         closing=context.closing if own else 0,
+        context_experts=context.routed_experts if own else None,
         message=turn.message,
         ids=turn.ids,
         logprobs=turn.logprobs,
@@ -103,12 +106,17 @@ def restored_turn(record: TurnRecord, turns: Sequence[Turn], scope: Scope, match
 
 def _context(record: TurnRecord, turns: Sequence[Turn], scope: Scope, matcher: Matcher) -> Context:
     if record.parent is None:
-        context = Context(None, scope, tuple(matcher.read(record.messages)), list(record.context_ids), record.closing)
-        return _renewing(context, record, turns)
+        readings = matcher.read(record.messages)
+        return _renewing(_filled(None, scope, readings, record), record, turns)
     parent = turns[record.parent]
     # Read behind the turn whose calls they answer.
     readings = matcher.read([parent.message, *record.messages])[1:]
-    return Context(parent, parent.context.scope, tuple(readings), list(record.context_ids), record.closing)
+    return _filled(parent, parent.context.scope, readings, record)
+
+
+def _filled(parent: Turn | None, scope: Scope, readings: Sequence[Reading], record: TurnRecord) -> Context:
+    ids = list(record.context_ids)
+    return Context(parent, scope, tuple(readings), ids, record.closing, record.context_experts)
 
 
 def _renewing(context: Context, record: TurnRecord, turns: Sequence[Turn]) -> Context:

@@ -14,7 +14,7 @@ from uni_agent.tokens.graph.export import AbandonedPolicy, Chain, GraphAccount, 
 from uni_agent.tokens.graph.lineage import relation
 from uni_agent.tokens.graph.matcher import Matcher, StrictMatcher
 from uni_agent.tokens.graph.nodes import Context, Drift, Intent, Scope, Trail, Turn, chain_ids, chain_readings
-from uni_agent.tokens.graph.output import checked_output, message_of
+from uni_agent.tokens.graph.output import checked_output, context_rows, message_of
 from uni_agent.tokens.graph.prepared import Prepared
 from uni_agent.tokens.graph.reading import Reading, json_meaning
 from uni_agent.tokens.graph.record import TurnRecord, restored_turn
@@ -122,12 +122,15 @@ class SessionGraph:
         parent = prepared.parent or prepared.context.renews
         if parent is not None:
             self._check_own(parent)
-        rows = checked_output(output, len(prepared.prompt_ids))
+        prompt_rows, rows = checked_output(output, len(prepared.prompt_ids))
         reading = self.matcher.read([message_of(message)])[0]
         ids = list(output.token_ids)
+        context = self._settled(prepared.context)
+        if not context.turns and prompt_rows is not None:
+            context.routed_experts = context_rows(context, prompt_rows)
         turn = Turn(
             id=len(self.turns),
-            context=self._settled(prepared.context),
+            context=context,
             reading=reading,
             ids=ids,
             logprobs=None if output.logprobs is None else list(output.logprobs),
