@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -287,8 +288,9 @@ async def test_proto_08_a_choice_of_tools_is_kept_or_refused_by_name(
 def reasons(protocol: str, stream: bool, answer: Answer) -> tuple[Any, ...]:
     """(reason, …) as the protocol says how a turn ended."""
     if protocol == "responses":
-        response = answer.events[-1][1]["response"] if stream else answer.json
-        return response["status"], (response["incomplete_details"] or {}).get("reason")
+        response: dict[str, Any] = answer.events[-1][1]["response"] if stream else answer.json
+        details: dict[str, Any] = response["incomplete_details"] or {"reason": None}
+        return response["status"], details["reason"]
     if protocol == "chat":
         if not stream:
             return (answer.json["choices"][0]["finish_reason"],)
@@ -466,7 +468,7 @@ async def test_proto_13_vendor_tools_are_left_out_and_custom_ones_come_back(
 @pytest.mark.parametrize("extra", [{}, {"id": None, "status": None, "phase": None, "logprobs": None}])
 async def test_proto_15_short_items_are_legal(make: MakeRenderer, extra: dict[str, Any]) -> None:
     renderer = make("qwen3")
-    items = [
+    items: list[Any] = [
         {"role": "user", "content": "go"},
         {"role": "assistant", "content": [{"type": "output_text", "text": "hi"}], **extra},
         {"type": "message", "role": "assistant", "content": [], **extra},
@@ -973,8 +975,11 @@ async def test_tok_15_a_call_in_other_spelling_keeps_its_tokens(make: MakeRender
 async def test_tok_16_template_variables_reach_every_render(make: MakeRenderer, protocol: str) -> None:
     renderer = make("qwen3")
     script = [call("a"), call("b"), "done"]
-    options: dict[str, Any] = {"renderer_for": lambda variables: make("qwen3", **variables)}
-    async with serving(renderer, backend=engine(renderer, script), **options) as gateway:
+
+    def renderer_for(variables: Mapping[str, Any]) -> ChatTemplateRenderer:
+        return make("qwen3", **variables)
+
+    async with serving(renderer, backend=engine(renderer, script), renderer_for=renderer_for) as gateway:
         agent = Agent(
             gateway, await gateway.open(), protocol, fields={"chat_template_kwargs": {"enable_thinking": False}}
         )

@@ -322,6 +322,9 @@ async def test_case_6_a_cut_turn_goes_on_behind_an_end_that_is_not_trained(
 # --------------------------------------------------------------------------------------------------- 7
 
 
+TITLE_SCHEMA: dict[str, Any] = {"properties": {"title": {}}}
+
+
 async def test_case_7_a_claude_code_session_of_ten_turns_is_one_main_trajectory(make: MakeRenderer) -> None:
     renderer = make("qwen3")
     work = [call(f"step {i}", before=f"<think>\nthink {i}\n</think>\n\n") for i in range(9)]
@@ -336,7 +339,7 @@ async def test_case_7_a_claude_code_session_of_ten_turns_is_one_main_trajectory(
             return [{"type": "text", "text": billing}, {"type": "text", "text": "You are a coder.", **cache}]
 
         title = {
-            "output_config": {"format": {"type": "json_schema", "schema": {"properties": {"title": {}}}}},
+            "output_config": {"format": {"type": "json_schema", "schema": TITLE_SCHEMA}},
             "tools": None,
         }
         asks_title = Agent(gateway, agent.session, "messages", stream=True).user("Write a title for: fix bug")
@@ -721,8 +724,8 @@ class Routing(NotingBackend):
         return output
 
 
-async def branching(gateway: Gateway, agents: list[Agent], part: int) -> None:
-    """Turn `part` of a session with a shared beginning and two leaves, one over each of the protocols."""
+async def branching(agents: list[Agent], part: int) -> None:
+    """Turn `part` of a session with a shared beginning and two leaves."""
     for number, agent in enumerate(agents):
         pieces = await agent.ask()
         asked = calls(pieces)
@@ -738,29 +741,22 @@ async def exported(make: MakeRenderer, journal: Path, *, restarts: bool) -> str:
     script = [call("start", before=THINK), call("left"), call("right"), "left again", "right again", "a", "b"]
     position = 0
     agents: list[Agent] = []
-    opened: Any = None
-    for part in range(4):
-        rest = script[position:] if restarts else script
-        if restarts or part == 0:
-            context = serving(renderer, backend=Routing(renderer, rest), journal=journal)
-            gateway = await context.__aenter__()
-            if opened is None:
-                opened = await gateway.open("fixed-id")
-                agents = [Agent(gateway, opened, "chat").user("go")]
-        for agent in agents:
-            agent.gateway = gateway
-        await branching(gateway, agents, part)
-        position += len(agents)
-        if part == 0:
-            second = Agent(gateway, opened, "chat", history=list(agents[0].history))
-            second.history[-1] = {**second.history[-1], "content": "another output"}
-            agents.append(second)
-        if restarts and part < 3:
-            await context.__aexit__(None, None, None)
-    done = await gateway.finalize(opened)
-    await context.__aexit__(None, None, None)
-    for trajectory in done["trajectories"]:
-        assert trajectory["routed_experts"], "experts are exported"
+    done: dict[str, Any] = {}
+    for parts in [[0], [1], [2], [3]] if restarts else [[0, 1, 2, 3]]:
+        async with serving(renderer, backend=Routing(renderer, script[position:]), journal=journal) as gateway:
+            agents = [replace(agent, gateway=gateway) for agent in agents]
+            for part in parts:
+                if part == 0:
+                    agents = [Agent(gateway, await gateway.open("fixed-id")).user("go")]
+                await branching(agents, part)
+                position += len(agents)
+                if part == 0:
+                    second = replace(agents[0], history=list(agents[0].history))
+                    second.history[-1] = {**second.history[-1], "content": "another output"}
+                    agents.append(second)
+            if 3 in parts:
+                done = await gateway.finalize(agents[0].session)
+    assert all(trajectory["routed_experts"] for trajectory in done["trajectories"])
     return json.dumps(done, sort_keys=True)
 
 

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.gateway.replay.copy_recordings import Piece, spoken, streamed_blocks, streamed_items, streamed_message
+from tests.gateway.replay.copy_recordings import (
+    Piece,
+    listed,
+    spoken,
+    streamed_blocks,
+    streamed_items,
+    streamed_message,
+)
 from tests.gateway.support import Answer, Gateway, Opened
 
 PROTOCOLS = ("chat", "responses", "messages")
@@ -53,8 +61,9 @@ class Agent:
                 history = [{"role": "system", "content": self.system}, *history]
             else:
                 sent["instructions" if self.protocol == "responses" else "system"] = self.system
-        self.last = await getattr(self.gateway, self.protocol)(self.session, list(history), **sent)
-        return self.last
+        answer: Answer = await getattr(self.gateway, self.protocol)(self.session, list(history), **sent)
+        self.last = answer
+        return answer
 
     async def ask(self, **fields: Any) -> list[Piece]:
         """A turn that is added to the history as the gateway gave it; what it says."""
@@ -72,7 +81,7 @@ class Agent:
             message: dict[str, Any] = (
                 streamed_message(events)[0] if self.stream else answer.json["choices"][0]["message"]
             )
-            calls = message.get("tool_calls") or []
+            calls = listed(message.get("tool_calls"))
             kept = {k: v for k, v in message.items() if k != "tool_calls"}
             kept["role"] = "assistant"
             if calls:
@@ -89,8 +98,6 @@ class Agent:
 
 def _block(block: dict[str, Any]) -> dict[str, Any]:
     """A streamed block as a client puts it together."""
-    import json
-
     written = block.pop("input_json", None)
     if block["type"] == "tool_use" and written:
         try:

@@ -53,7 +53,8 @@ def step(row: dict[str, Any]) -> dict[str, Any]:
 
 def spoken(api: str, response: dict[str, Any]) -> tuple[list[Piece], str, list[str]]:
     """(pieces, "stop" or "length", ids that later requests may name) of a response."""
-    body, events = response.get("body"), [data for _, data in response.get("events") or []]
+    body: Any = response.get("body")
+    events: list[Any] = [data for _, data in listed(response.get("events"))]
     if response["status"] != 200 or api not in ("messages", "chat", "responses"):
         return [], "stop", []
     if api == "messages":
@@ -64,10 +65,16 @@ def spoken(api: str, response: dict[str, Any]) -> tuple[list[Piece], str, list[s
             (body["choices"][0]["message"], body["choices"][0]["finish_reason"]) if body else streamed_message(events)
         )
         return message_pieces(message), ended(reason == "length"), []
-    last = body or next((e["response"] for e in reversed(events) if "response" in e), {})
-    items = body["output"] if body else streamed_items(events)
-    handles = [last.get("id", ""), *(item.get("id", "") for item in items)]
+    opened: list[dict[str, Any]] = [{}, *(event["response"] for event in events if "response" in event)]
+    last: dict[str, Any] = body or opened[-1]
+    items: list[Any] = body["output"] if body else streamed_items(events)
+    handles: list[str] = [last.get("id", ""), *(item.get("id", "") for item in items)]
     return [p for item in items for p in item_pieces(item)], ended(last.get("status") == "incomplete"), handles
+
+
+def listed(value: Any) -> list[Any]:
+    """A list, [] for null."""
+    return value or []
 
 
 def ended(cut: bool) -> str:
@@ -112,16 +119,16 @@ def streamed_message(events: list[Any]) -> tuple[dict[str, Any], str]:
     calls: dict[int, Any] = {}
     reason = ""
     for event in events:
-        for choice in event.get("choices", []) if isinstance(event, dict) else []:
-            delta = choice["delta"]
+        for choice in listed(event.get("choices")) if event != "[DONE]" else []:
+            delta: dict[str, Any] = choice["delta"]
             reason = choice.get("finish_reason") or reason
             message["content"] += delta.get("content") or ""
             message["reasoning_content"] += delta.get("reasoning_content") or delta.get("reasoning") or ""
-            for part in delta.get("tool_calls") or []:
+            for part in listed(delta.get("tool_calls")):
                 call = calls.setdefault(part.get("index", 0), {"id": "", "function": {"name": "", "arguments": ""}})
                 call["id"] = part.get("id") or call["id"]
                 for key in ("name", "arguments"):
-                    call["function"][key] += (part.get("function") or {}).get(key) or ""
+                    call["function"][key] += part.get("function", {}).get(key) or ""
     message["tool_calls"] = list(calls.values())
     return message, reason
 
@@ -132,7 +139,7 @@ def message_pieces(message: dict[str, Any]) -> list[Piece]:
         pieces.append(["thinking", thinking, ""])
     if message.get("content"):
         pieces.append(["text", message["content"]])
-    for call in message.get("tool_calls") or []:
+    for call in listed(message.get("tool_calls")):
         pieces.append(["call", call["function"]["name"], call["function"]["arguments"], call["id"], "function"])
     return pieces
 
@@ -156,7 +163,7 @@ def streamed_items(events: list[Any]) -> list[Any]:
 
 def item_pieces(item: dict[str, Any]) -> list[Piece]:
     if item["type"] == "reasoning":
-        text = "".join(part["text"] for part in item.get("content") or item.get("summary") or [])
+        text = "".join(part["text"] for part in listed(item.get("content") or item.get("summary")))
         return [["thinking", text, item.get("encrypted_content") or ""]]
     if item["type"] == "message":
         return [["text", "".join(part.get("text", "") for part in item["content"])]]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tests.gateway.replay.copy_recordings import Piece, spoken
 from tests.gateway.replay.record import NotingBackend
@@ -163,9 +163,9 @@ class Player:
 
         def walk(value: Any) -> Any:
             if isinstance(value, dict):
-                return {key: walk(item) for key, item in value.items()}
+                return {key: walk(item) for key, item in cast("dict[str, Any]", value).items()}
             if isinstance(value, list):
-                return [walk(item) for item in value]
+                return [walk(item) for item in cast("list[Any]", value)]
             if not isinstance(value, str):
                 return value
             if value in signatures:

@@ -6,8 +6,9 @@ comes out as one main trajectory with all its turns, each trained. An entry says
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tests.gateway.replay.player import MODEL_APIS, Player, RefusingBackend, rec
 from tests.gateway.replay.record import check_record
 from tests.gateway.support import serving
 from tests.tokens.conftest import MakeRenderer
+from uni_agent.tokens.renderer import ChatTemplateRenderer
 
 
 @dataclass(frozen=True)
@@ -151,8 +153,8 @@ async def test_a_recorded_client_leaves_what_it_did(make: MakeRenderer, name: st
     steps = [step for part in RESUMED.get(name, (name,)) for step in recordings()[part]]
     renderer = make("qwen3")
     backend = RefusingBackend(renderer, script_of(steps, renderer.tokenizer.encode))
-    config = {"media": "placeholder"}
-    async with serving(renderer, backend=backend, config=config, renderer_for=lambda v: make("qwen3", **v)) as gateway:
+    options: dict[str, Any] = {"config": {"media": "placeholder"}, "renderer_for": partial(with_variables, make)}
+    async with serving(renderer, backend=backend, **options) as gateway:
         session = await gateway.open()
         player = Player(gateway, session)
         answers = await player.play(steps)
@@ -167,6 +169,10 @@ async def test_a_recorded_client_leaves_what_it_did(make: MakeRenderer, name: st
             assert answer.status == others.get(step["path"], step["status"]), answer.body
             assert answer.cut == step["cut"]
     check_account(finished, steps, outcome)
+
+
+def with_variables(make: MakeRenderer, variables: Mapping[str, Any]) -> ChatTemplateRenderer:
+    return make("qwen3", **variables)
 
 
 def check_account(finished: dict[str, Any], steps: Sequence[dict[str, Any]], outcome: Outcome) -> None:
