@@ -217,5 +217,5 @@ def test_random_clients_keep_the_invariants(name: str, thinking: ThinkingPolicy)
     from hypothesis.stateful import run_state_machine_as_test
 
     run_state_machine_as_test(
-        machine(name, thinking), settings=settings(max_examples=20, stateful_step_count=14, deadline=None)
+        machine(name, thinking), settings=settings(max_examples=12, stateful_step_count=14, deadline=None)
     )

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, cast
 
 from uni_agent.tokens.compare import same_json
-from uni_agent.tokens.graph.reading import Reading, message_parts, read_all
+from uni_agent.tokens.graph.reading import Reading, message_parts, read_all, text_runs
 from uni_agent.tokens.messages import arguments_of
 from uni_agent.types import Message, ToolCall
 
@@ -66,13 +66,17 @@ class MaskedMatcher(StrictMatcher):
             mine.role != other.role
             or stored.answers != returned.answers
             or len(mine.tool_calls) != len(other.tool_calls)
+            or stored.media != returned.media
         ):
             return False
         thought, text = message_parts(mine)
         other_thought, other_text = message_parts(other)
         if thought and other_thought and not fits_mask(thought, other_thought):
             return False
-        if not fits_mask(self._clean(text).strip(), self._clean(other_text).strip()):
+        texts, other_texts = [self._clean(text).strip()], [self._clean(other_text).strip()]
+        if stored.media:
+            texts, other_texts = text_runs(mine, self._clean), text_runs(other, self._clean)
+        if not all(map(fits_mask, texts, other_texts)):
             return False
         return all(_same_call(a, b) for a, b in zip(mine.tool_calls, other.tool_calls, strict=True))
 

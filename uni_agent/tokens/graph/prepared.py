@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from uni_agent.tokens.base import ToolSchema
 from uni_agent.tokens.graph.nodes import Context, Drift, Intent, Turn, chain_messages
-from uni_agent.types import Message
+from uni_agent.tokens.media import media_of
+from uni_agent.types import Media, Message
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -45,3 +46,8 @@ class Prepared:
     def messages(self) -> list[Message]:
         """The conversation that the prompt shows, in the stored spelling."""
         return [*chain_messages(self.parent), *(reading.message for reading in self.context.readings)]
+
+    @property
+    def media(self) -> tuple[Media, ...]:
+        """The images that the prompt shows, in order: as many as there are runs of placeholders in it."""
+        return media_of(self.messages)

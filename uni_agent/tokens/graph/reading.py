@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from uni_agent.tokens.compare import as_double
+from uni_agent.tokens.media import image_facts
 from uni_agent.tokens.messages import arguments_of, in_call_order, thinking_apart
-from uni_agent.types import Message, ToolCall
+from uni_agent.types import Media, Message, ToolCall
 
 Clean = Callable[[str], str]
 
@@ -22,7 +23,8 @@ class Reading:
 
     `key` is its meaning without thinking, `thought` its thinking (b"" when it has none). `spellings` are the ways to
     write it that count as written the same: as it stands, then as the wire format writes it. `answers` is the index of
-    the call that a tool result answers, -1 where there is none.
+    the call that a tool result answers, -1 where there is none. `media` are the identities of its images: the same
+    pixels are the same image, whatever file they come in.
     """
 
     message: Message
@@ -30,6 +32,7 @@ class Reading:
     thought: bytes
     spellings: tuple[bytes, ...]
     answers: int = -1
+    media: tuple[bytes, ...] = ()
 
     def reads_like(self, returned: Reading) -> bool:
         """Whether `returned` is written as this message is, call ids aside."""
@@ -68,6 +71,8 @@ def read_all(messages: Sequence[Message], clean: Clean) -> list[Reading]:
 
 def read(message: Message, clean: Clean, answers: int = -1) -> Reading:
     """The reading of one message."""
+    if message.parts:
+        return _read_parts(message, clean, answers)
     thought, text = message_parts(message)
     text = clean(text).strip()
     name = message.name if message.role in ("user", "system") else ""
@@ -81,6 +86,35 @@ def read(message: Message, clean: Clean, answers: int = -1) -> Reading:
     as_given = _spelling(message, [call.raw_arguments or _dumps(call) for call in message.tool_calls])
     as_sent = _spelling(message, [_dumps(call) for call in message.tool_calls])
     return Reading(message, key, _digest(thought) if thought else b"", (as_given, as_sent), answers)
+
+
+def text_runs(message: Message, clean: Clean) -> list[str]:
+    """The texts before, between and behind the images, cleaned, without whitespace at the message's ends."""
+    runs = [""]
+    for part in message.parts:
+        if isinstance(part, str):
+            runs[-1] += part
+        else:
+            runs.append("")
+    runs = [clean(run) for run in runs]
+    runs[0], runs[-1] = runs[0].lstrip(), runs[-1].rstrip()
+    return runs
+
+
+def _read_parts(message: Message, clean: Clean, answers: int) -> Reading:
+    """The reading of a message with images."""
+    facts = [image_facts(part) for part in message.parts if isinstance(part, Media)]
+    name = message.name if message.role in ("user", "system") else ""
+    thought = message.reasoning.strip()
+    calls = [part for call in message.tool_calls for part in (call.name, call_meaning(call))]
+    seen = [fact.identity.hex() for fact in facts]
+    # No role is called so, and the number of images is in it: no other message has this digest.
+    key = _digest("images", str(len(seen)), message.role, name, str(answers), *text_runs(message, clean), *seen, *calls)
+    arguments = [call.raw_arguments or _dumps(call) for call in message.tool_calls]
+    files = [fact.file.hex() for fact in facts]
+    spelling = _digest(_spelling(message, arguments).hex(), *text_runs(message, str), *files)
+    identities = tuple(fact.identity for fact in facts)
+    return Reading(message, key, _digest(thought) if thought else b"", (spelling,), answers, identities)
 
 
 def message_parts(message: Message) -> tuple[str, str]:

@@ -52,7 +52,7 @@ class SessionGraph:
         if thinking not in ("keep", "template"):
             raise ValueError(f"thinking: {thinking!r} is none of keep, template")
         self.session_id = session_id
-        self.thinking = thinking
+        self.thinking: ThinkingPolicy = thinking
         self.matcher: Matcher = matcher or StrictMatcher()
         self.turns: list[Turn] = []
         self.closed = False
