@@ -166,7 +166,7 @@ async def serving(
     *,
     backend: SamplingBackend | None = None,
     config: dict[str, Any] | None = None,
-    journal: Path | None = None,
+    journal: Path | Journal | None = None,
     **options: Any,
 ) -> AsyncGenerator[Gateway]:
     """A gateway that plays `script` to each session from its start."""
@@ -175,7 +175,7 @@ async def serving(
         engine,
         renderer,
         GatewayConfig.model_validate({"retries": 0, **(config or {})}),
-        journal=None if journal is None else Journal(journal),
+        journal=Journal(journal) if isinstance(journal, Path) else journal,
         **options,
     )
     server = GatewayServer(node, admin_token=ADMIN)
