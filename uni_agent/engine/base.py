@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, cast, runtime_checkable
+
+from uni_agent.types import Media
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,3 +88,29 @@ class SamplingBackend(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+class MediaBackend(SamplingBackend, Protocol):
+    """A SamplingBackend that takes the images of a prompt beside its ids; `reads_media` says that it does.
+
+    `media` are the images in the order of their runs of placeholders in `prompt_ids`, each run as long as the model's
+    image processor makes it. Without images the keyword is left out.
+    """
+
+    @property
+    def reads_media(self) -> bool: ...
+
+    async def generate(
+        self,
+        request_id: str,
+        prompt_ids: list[int],
+        sampling: SamplingParams,
+        *,
+        on_tokens: OnTokens | None = None,
+        media: Sequence[Media] = (),
+    ) -> TokenOutput: ...
+
+
+def media_backend(backend: SamplingBackend) -> MediaBackend | None:
+    """`backend` where it takes images, else None."""
+    return cast("MediaBackend", backend) if getattr(backend, "reads_media", False) is True else None

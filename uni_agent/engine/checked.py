@@ -12,13 +12,14 @@ from typing import Any, Literal
 from uni_agent.engine.base import SamplingParams, WeightSpan
 from uni_agent.engine.streaming import Handover
 from uni_agent.errors import MissingExtraError, ModelError, boundary
+from uni_agent.types import Media
 
 
 @dataclass(frozen=True, slots=True)
 class GenerationCall:
     """One call on one replica. `call_id` is unique, and is what the server knows the call by.
 
-    `handover` is None when nobody listens: then the whole answer is asked for at once.
+    `handover` is None when nobody listens: then the whole answer is asked for at once. `media` are the prompt's images.
     """
 
     call_id: str
@@ -27,6 +28,7 @@ class GenerationCall:
     sampling: SamplingParams
     max_tokens: int
     handover: Handover | None = None
+    media: tuple[Media, ...] = ()
 
 
 FinishReason = Literal["stop", "length", "abort"]

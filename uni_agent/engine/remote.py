@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from contextlib import suppress
 
 from uni_agent.engine.base import OnTokens, SamplingParams, TokenOutput
@@ -12,6 +13,7 @@ from uni_agent.engine.checked import GenerationCall
 from uni_agent.engine.http import RefusedError, Replica, ReplicaFault, ReplicaPool
 from uni_agent.engine.streaming import Handover
 from uni_agent.errors import ConfigError, ContextLengthError, ModelError, TurnTooLongError
+from uni_agent.types import Media
 
 ABORT_SECONDS = 2.0
 _MOST_WAIT = 30.0
@@ -65,10 +67,23 @@ class RemoteBackend(ABC):
             self._pool.mark(replica, down=True)
             return error
 
+    @property
+    def reads_media(self) -> bool:
+        """Whether the server takes images beside the ids of a prompt."""
+        return False
+
     async def generate(
-        self, request_id: str, prompt_ids: list[int], sampling: SamplingParams, *, on_tokens: OnTokens | None = None
+        self,
+        request_id: str,
+        prompt_ids: list[int],
+        sampling: SamplingParams,
+        *,
+        on_tokens: OnTokens | None = None,
+        media: Sequence[Media] = (),
     ) -> TokenOutput:
         """Sample one continuation. Raises ContextLengthError for a full window, TurnTooLongError, else ModelError."""
+        if media and not self.reads_media:
+            raise ModelError("the prompt holds images, which this server does not take beside token ids")
         if not self._started:
             raise ModelError("the engine is not started")
         limit = self._limit(prompt_ids, sampling)
@@ -78,7 +93,7 @@ class RemoteBackend(ABC):
             faults: list[ReplicaFault] = []
             for replica in self._pool.ranked(request_id):
                 handover = None if on_tokens is None else Handover(on_tokens)
-                call = GenerationCall(uuid.uuid4().hex, request_id, prompt, sampling, limit, handover)
+                call = GenerationCall(uuid.uuid4().hex, request_id, prompt, sampling, limit, handover, tuple(media))
                 try:
                     return await self._attempt(replica, call)
                 except ReplicaFault as fault:

@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from uni_agent.engine.base import OnTokens, SamplingBackend, SamplingParams, TokenOutput, WeightSpan
+from uni_agent.engine.base import OnTokens, SamplingBackend, SamplingParams, TokenOutput, WeightSpan, media_backend
 from uni_agent.errors import ConfigError, ContextLengthError, ModelError, TurnTooLongError, UniAgentError, boundary
+from uni_agent.types import Media
 
 OnDrop = Callable[[str, int], None]
 """Takes a reason and how many sampled tokens were lost to it: `aborted`, `failed`, `timeout` or `cancelled`."""
@@ -41,8 +42,9 @@ async def sample(
     on_tokens: OnTokens | None = None,
     on_abort: OnAbort = "continue",
     on_drop: OnDrop | None = None,
+    media: Sequence[Media] = (),
 ) -> Sampling:
-    """One answer to `prompt_ids`; its finish_reason is never `abort`.
+    """One answer to `prompt_ids`, in which `media` stand; its finish_reason is never `abort`.
 
     A call of the engine that fails before it handed ids over is repeated, up to `retries` times without a new token in
     between, after `backoff` seconds, twice as many each time. An abort counts as such a failure. With `on_abort`
@@ -54,9 +56,13 @@ async def sample(
     Every drop is told to `on_drop` when it happens, so that it is known also when this raises or is cancelled; it
     counts the tokens that were seen. Raises TurnTooLongError after `timeout` seconds in all, ContextLengthError and
     ConfigError as the engine does, and ModelError: after the last retry, for a stream that failed after ids were handed
-    over, and for an abort that must begin anew although ids were handed over.
+    over, and for an abort that must begin anew although ids were handed over. Raises ConfigError for `media` with an
+    engine that takes none.
     """
-    run = _Run(backend, request_id, list(prompt_ids), sampling, on_tokens, on_drop)
+    if media and media_backend(backend) is None:
+        raise ConfigError("the prompt holds images, which this engine does not take")
+    prompt = prompt_ids if isinstance(prompt_ids, list) else list(prompt_ids)  # read only, so not copied
+    run = _Run(backend, request_id, prompt, sampling, on_tokens, on_drop, tuple(media))
     deadline = asyncio.timeout(timeout)
     try:
         async with deadline:
@@ -85,6 +91,7 @@ class _Run:
     sampling: SamplingParams
     on_tokens: OnTokens | None
     on_drop: OnDrop | None
+    media: tuple[Media, ...] = ()
     dropped: dict[str, int] = field(default_factory=dict[str, int])
     parts: list[TokenOutput] = field(default_factory=list[TokenOutput])
     kept: list[int] = field(default_factory=list[int])
@@ -133,6 +140,9 @@ class _Run:
         listener = None if self.on_tokens is None else self._listen
         with boundary(ModelError, "the engine failed"):
             prompt = [*self.prompt, *self.kept] if self.kept else self.prompt
+            reader = media_backend(self.backend) if self.media else None
+            if reader is not None:
+                return await reader.generate(self.request_id, prompt, sampling, on_tokens=listener, media=self.media)
             return await self.backend.generate(self.request_id, prompt, sampling, on_tokens=listener)
 
     def _listen(self, ids: Sequence[int]) -> bool:

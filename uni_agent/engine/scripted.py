@@ -10,6 +10,7 @@ from typing import Literal
 
 from uni_agent.engine.base import OnTokens, SamplingParams, TokenOutput, WeightSpan
 from uni_agent.errors import ConfigError, ContextLengthError, ModelError
+from uni_agent.types import Media
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,7 @@ class ScriptedCall:
     request_id: str
     prompt_ids: list[int]
     sampling: SamplingParams
+    media: tuple[Media, ...] = ()
 
 
 @dataclass(slots=True)
@@ -87,6 +89,7 @@ class ScriptedBackend:
         shared: bool = False,
         max_context: int | None = None,
         record: bool = True,
+        reads_media: bool = True,
     ) -> None:
         if shared and scripts:
             raise ConfigError("the scripted engine plays either one shared script or a script for each id")
@@ -97,6 +100,7 @@ class ScriptedBackend:
         self._shared = shared
         self._max_context = max_context
         self._record = record
+        self._reads_media = reads_media
         self._positions: dict[str, _Position] = {}
         self.calls: list[ScriptedCall] = []
         self.released: list[str] = []
@@ -119,14 +123,25 @@ class ScriptedBackend:
         """Accept calls."""
         self.started = True
 
+    @property
+    def reads_media(self) -> bool:
+        """True unless `reads_media=False` was given: images are taken and listed in `calls`."""
+        return self._reads_media
+
     async def generate(
-        self, request_id: str, prompt_ids: list[int], sampling: SamplingParams, *, on_tokens: OnTokens | None = None
+        self,
+        request_id: str,
+        prompt_ids: list[int],
+        sampling: SamplingParams,
+        *,
+        on_tokens: OnTokens | None = None,
+        media: Sequence[Media] = (),
     ) -> TokenOutput:
         """The next turn of the id's script. Raises ModelError past its end, ContextLengthError for a full window."""
         if not self.started:
             raise ModelError("the scripted engine is not started")
         if self._record:
-            self.calls.append(ScriptedCall(request_id, list(prompt_ids), sampling))
+            self.calls.append(ScriptedCall(request_id, list(prompt_ids), sampling, tuple(media)))
         length = len(prompt_ids)
         if self._max_context is not None and length >= self._max_context:
             raise ContextLengthError(f"prompt of {length} tokens, context window of {self._max_context}")

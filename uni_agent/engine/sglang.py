@@ -19,6 +19,7 @@ from uni_agent.engine.checked import (
     weight_spans,
 )
 from uni_agent.engine.http import RefusedError, Replica, ReplicaPool, failure, is_context_error
+from uni_agent.engine.images import data_url
 from uni_agent.engine.remote import ABORT_SECONDS, RemoteBackend
 from uni_agent.engine.streaming import Handover
 from uni_agent.engine.vllm import merged
@@ -32,6 +33,9 @@ class SglangBackend(RemoteBackend):
 
     `routed_experts` (layers, experts per token) asks for the experts of each token and gives their shape. `extra_body`
     goes into every request, beside `input_ids`.
+
+    Images go beside the ids as `image_data`. The server lays each out anew over its run of placeholders: its count of
+    the prompt's tokens must then be that of the ids, so that a server with another image processor is found out.
     """
 
     def __init__(
@@ -46,6 +50,11 @@ class SglangBackend(RemoteBackend):
         super().__init__(pool, retries=retries, backoff=backoff)
         self._routed_experts = routed_experts
         self._extra_body = dict(extra_body or {})
+
+    @property
+    def reads_media(self) -> bool:
+        """True: images are sent as `image_data`."""
+        return True
 
     async def _window(self, replica: Replica) -> int | None:
         """The first route that names a window; routes come and go between versions and routers."""
@@ -78,6 +87,8 @@ class SglangBackend(RemoteBackend):
             "logprob_start_len": -1,
             "stream": False,
         }
+        if call.media:
+            body["image_data"] = [data_url(media) for media in call.media]
         if self._routed_experts is not None:
             body["return_routed_experts"] = True
         if call.handover is None:

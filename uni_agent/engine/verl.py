@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
 from uni_agent.engine.base import OnTokens, SamplingParams, TokenOutput, WeightSpan
 from uni_agent.engine.checked import FinishReason, GenerationCall, Sampled, count, mapping
 from uni_agent.engine.http import is_context_error
+from uni_agent.engine.images import pil_image
 from uni_agent.engine.vllm import merged
 from uni_agent.errors import ContextLengthError, ModelError, UniAgentError
+from uni_agent.types import Media
 
 
 class VerlClient(Protocol):
@@ -17,8 +21,10 @@ class VerlClient(Protocol):
     The answer has `token_ids`, `log_probs`, `routed_experts`, `stop_reason`, `num_preempted` and `extra_fields`.
     """
 
-    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
-        """One answer; see above."""
+    async def generate(
+        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **images: Any
+    ) -> Any:
+        """One answer; see above. `images` is nothing, or `image_data`: a list of PIL images."""
         ...
 
 
@@ -34,6 +40,9 @@ class VerlBackend:
     several steps (`FullyAsyncLLMServerClient` joins aborted parts without saying where), then `extra` has
     `min_global_steps` and `max_global_steps`. `routed_experts` are passed on as they come, mostly with rows for the
     prompt. `extra` also has the rest of `extra_fields`, and `num_preempted` when it is told.
+
+    Images are passed as verl's own loops do it: PIL images in `image_data`, beside ids whose placeholders are already
+    as many as the processor makes them.
     """
 
     def __init__(
@@ -57,8 +66,19 @@ class VerlBackend:
         """Accept calls; the servers are the trainer's."""
         self._started = True
 
+    @property
+    def reads_media(self) -> bool:
+        """True: images are passed as `image_data`."""
+        return True
+
     async def generate(
-        self, request_id: str, prompt_ids: list[int], sampling: SamplingParams, *, on_tokens: OnTokens | None = None
+        self,
+        request_id: str,
+        prompt_ids: list[int],
+        sampling: SamplingParams,
+        *,
+        on_tokens: OnTokens | None = None,
+        media: Sequence[Media] = (),
     ) -> TokenOutput:
         """Sample one continuation. Raises ContextLengthError for a full window, else ModelError."""
         del on_tokens
@@ -66,8 +86,13 @@ class VerlBackend:
             raise ModelError("the engine is not started")
         call = GenerationCall("", request_id, list(prompt_ids), sampling, self._limit(prompt_ids, sampling))
         fields = self._fields(call)
+        images: dict[str, Any] = {}
+        if media:
+            images["image_data"] = await asyncio.to_thread(lambda: [pil_image(image) for image in media])
         try:
-            answer = await self._client.generate(request_id, prompt_ids=call.prompt_ids, sampling_params=fields)
+            answer = await self._client.generate(
+                request_id, prompt_ids=call.prompt_ids, sampling_params=fields, **images
+            )
         except UniAgentError:
             raise
         except Exception as error:  # Ray wraps whatever the server raised

@@ -13,6 +13,7 @@ from uni_agent.errors import ConfigError
 
 if TYPE_CHECKING:
     from uni_agent.tokens.base import ToolParser
+    from uni_agent.tokens.media import MediaProcessor
     from uni_agent.tokens.renderer import ChatTemplateRenderer
     from uni_agent.tokens.template import ChatTemplate
     from uni_agent.tokens.tokenizer import ChatTokenizer
@@ -32,6 +33,8 @@ class RendererConfig(Config):
     """How thinking is told from the answer: `think` by <think> tags; `auto`: so when the template has such tags."""
     tool_parser: str = "auto"
     """Format of tool calls; `auto`: the one that reads back what the template writes; `none`: no tools are called."""
+    media: Literal["auto", "none"] = "auto"
+    """Images; `auto`: as the image processor in the tokenizer's folder shows them, where there is one."""
 
     def build(self, default_tokenizer: Path | None) -> ChatTemplateRenderer:
         """A renderer whose template is proved and whose tool parser reads what the template writes.
@@ -56,11 +59,41 @@ class RendererConfig(Config):
             template = load_template(folder, tokenizer.config, variables)
         parser = choose_parser(self.tool_parser, tokenizer, template)
         reasoning = self.reasoning == "think" or (self.reasoning == "auto" and "<think>" in template.source)
-        renderer = ChatTemplateRenderer(
-            tokenizer, template, parser, reasoning=reasoning, stop_token_ids=_stop_ids(folder, tokenizer)
-        )
+        stops = _stop_ids(folder, tokenizer)
+
+        def make(media: MediaProcessor | None, reason: str) -> ChatTemplateRenderer:
+            return ChatTemplateRenderer(
+                tokenizer,
+                template,
+                parser,
+                reasoning=reasoning,
+                stop_token_ids=stops,
+                media=media,
+                no_media=reason,
+            )
+
+        processor, no_media = self._processor(folder)
+        try:
+            renderer = make(processor, no_media)
+        except ConfigError as error:
+            if processor is None:
+                raise
+            renderer = make(None, str(error))  # text goes on; images are refused for this reason
         _ = renderer.proof
         return renderer
+
+    def _processor(self, folder: Path) -> tuple[MediaProcessor | None, str]:
+        """The folder's image processor, or None and why there is none."""
+        from uni_agent.tokens.media_hf import HFMediaProcessor, has_processor
+
+        if self.media == "none":
+            return None, "renderer.media is 'none'"
+        try:
+            if not has_processor(folder):
+                return None, "its folder has no preprocessor_config.json"
+            return HFMediaProcessor.from_folder(folder), ""
+        except ConfigError as error:
+            return None, str(error)
 
 
 def choose_parser(name: str, tokenizer: ChatTokenizer, template: ChatTemplate) -> ToolParser:

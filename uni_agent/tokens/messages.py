@@ -7,18 +7,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
-from uni_agent.types import Message, ToolCall
+from uni_agent.types import Media, Message, ToolCall
 
 
 def template_message(message: Message, *, split_thinking: bool) -> dict[str, Any]:
     """The dict that a template reads: arguments as an object, thinking apart, empty fields left out.
 
+    The content of a message with images is a list of parts, runs of text as one each.
+
     `split_thinking`: thinking that a client left inside the content is moved to where the template looks for it.
     """
     reasoning, content = message.reasoning, message.content
-    if split_thinking and message.role == "assistant" and not reasoning:
+    if split_thinking and message.role == "assistant" and not reasoning and not message.parts:
         reasoning, content = thinking_apart(content)
-    out: dict[str, Any] = {"role": message.role, "content": content}
+    out: dict[str, Any] = {"role": message.role, "content": _part_dicts(message) if message.parts else content}
     if reasoning:
         out["reasoning_content"] = out["thinking"] = reasoning  # the two names that templates use
     if message.tool_calls:
@@ -31,6 +33,24 @@ def template_message(message: Message, *, split_thinking: bool) -> dict[str, Any
     if message.name:
         out["name"] = message.name
     return out
+
+
+def joined_parts(parts: Sequence[str | Media]) -> list[str | Media]:
+    """`parts` with texts that stand next to each other as one, and without empty ones."""
+    out: list[str | Media] = []
+    for part in parts:
+        if isinstance(part, str) and out and isinstance(last := out[-1], str):
+            out[-1] = last + part
+        elif part != "":
+            out.append(part)
+    return out
+
+
+def _part_dicts(message: Message) -> list[dict[str, str]]:
+    return [
+        {"type": "text", "text": part} if isinstance(part, str) else {"type": part.kind}
+        for part in joined_parts(message.parts)
+    ]
 
 
 def arguments_of(call: ToolCall) -> dict[str, Any]:
@@ -94,7 +114,7 @@ def with_reminders(messages: Sequence[Message], *, keep_first: bool) -> list[Mes
         if message.role == "system" and not (keep_first and i == 0):
             pending.append(reminder(message.content))
         elif pending and message.role == "user":
-            out.append(replace(message, content="\n\n".join([*pending, message.content])))
+            out.append(_with_text(message, before="\n\n".join([*pending, ""])))
             pending = []
         else:
             _settle(out, pending)
@@ -105,7 +125,12 @@ def with_reminders(messages: Sequence[Message], *, keep_first: bool) -> list[Mes
 
 def _settle(out: list[Message], pending: list[str]) -> None:
     if pending and out and out[-1].role == "user":
-        out[-1] = replace(out[-1], content="\n\n".join([out[-1].content, *pending]))
+        out[-1] = _with_text(out[-1], after="\n\n".join(["", *pending]))
     elif pending:
         out.append(Message(role="user", content="\n\n".join(pending)))
     pending.clear()
+
+
+def _with_text(message: Message, *, before: str = "", after: str = "") -> Message:
+    parts = (before, *message.parts, after) if message.parts else ()
+    return replace(message, content=before + message.content + after, parts=parts)

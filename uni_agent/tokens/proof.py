@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from uni_agent.tokens.anchor import Anchor, AnchorError
 from uni_agent.tokens.base import ToolParser, ToolSchema
 from uni_agent.tokens.template import TemplateError
 from uni_agent.tokens.transcript import Transcriber, without_thinking
-from uni_agent.types import Message, ToolCall
+from uni_agent.types import Media, Message, ToolCall
 
 Kind = Literal["tool_results", "messages"]
 """What follows an assistant turn: the results of its calls, or anything else."""
@@ -56,7 +56,7 @@ class TemplateProof:
     they stand; otherwise they are given as reminders in user turns. `same_ids`: in every shape tried the chain's ids
     were those of the full text; False when text at the start of a turn merges with the header in front of it.
     `hides_thinking`: behind what the thinking of earlier turns is not in a full render, be it that the template drops
-    it there or that it never shows any.
+    it there or that it never shows any. `images`: increments that may hold images; empty where the model reads none.
     """
 
     transitions: Mapping[Kind, Transition]
@@ -64,6 +64,7 @@ class TemplateProof:
     late_system: bool
     same_ids: bool
     hides_thinking: frozenset[Kind]
+    images: frozenset[Kind] = frozenset()
 
     def allows(self, kind: Kind) -> bool:
         """Whether increments of `kind` were proved."""
@@ -74,8 +75,8 @@ class _Refuted(Exception):
     """An increment differs from the full render."""
 
 
-def prove(transcriber: Transcriber, anchor: Anchor) -> TemplateProof:
-    """Compare increments with full renders over conversations of several shapes."""
+def prove(transcriber: Transcriber, anchor: Anchor, *, images: bool = False) -> TemplateProof:
+    """Compare increments with full renders over conversations of several shapes, with `images` also of such."""
     prover = _Prover(transcriber, anchor)
     transitions: dict[Kind, Transition] = {}
     shapes: dict[Kind, Callable[[], Iterator[_Shape]]] = {"tool_results": _tool_shapes, "messages": _message_shapes}
@@ -96,7 +97,16 @@ def prove(transcriber: Transcriber, anchor: Anchor) -> TemplateProof:
         transcriber.late_system,
         prover.same_ids,
         _hides_thinking(transcriber),
+        frozenset(shape.kind for shape in _image_shapes() if images and _holds(prover, shape)),
     )
+
+
+def _holds(prover: _Prover, shape: _Shape) -> bool:
+    try:
+        prover.check(shape)
+    except (_Refuted, AnchorError, TemplateError):
+        return False
+    return True
 
 
 def fitting_parsers(transcriber: Transcriber, parsers: Mapping[str, Callable[[], ToolParser]]) -> list[str]:
@@ -147,6 +157,7 @@ class _Shape:
     tools: list[ToolSchema] = field(default_factory=list[ToolSchema])
     cut: bool = False
     optional: bool = False
+    kind: Kind = "messages"
 
 
 def _calls(prefix: str, *arguments: dict[str, Any]) -> tuple[ToolCall, ...]:
@@ -177,6 +188,20 @@ def _message_shapes() -> Iterator[_Shape]:
         yield _Shape("a turn cut by length", [user], [(done, [more])], tools, cut=True)
     yield _Shape("a system message", [user], [(done, [Message("system", "note"), more])])
     yield _Shape("a user message after tools", [user], [_asks("a", "x"), (done, [more])], [PROBE_TOOL], optional=True)
+
+
+def _image_shapes() -> Iterator[_Shape]:
+    """Conversations in which images stand before an increment and in it: a template may count them."""
+    image = Media("image", b"")
+    done = Message("assistant", "done")
+    asked = Message("user", "look: \n", parts=("look: ", image, "\n"))
+    more = Message("user", "and these", parts=(image, image, "and these"))
+    yield _Shape("images in user messages", [asked], [(done, [more]), (done, [asked])])
+    rounds: list[tuple[Message, list[Message]]] = []
+    for name in ("a", "b"):
+        turn, results = _asks(name, "x")
+        rounds.append((turn, [replace(r, content="seen: .", parts=("seen: ", image, ".", image)) for r in results]))
+    yield _Shape("images in tool results", [asked], rounds, [PROBE_TOOL], kind="tool_results")
 
 
 class _Prover:

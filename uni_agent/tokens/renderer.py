@@ -5,19 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from uni_agent.errors import ModelError
+from uni_agent.errors import ConfigError, ModelError
 from uni_agent.tokens.anchor import Anchor, AnchorError
 from uni_agent.tokens.base import ParsedOutput, StreamingParse, ToolParser, ToolSchema
 from uni_agent.tokens.decoding import TokenDecoder
 from uni_agent.tokens.disguise import THINK_TAGS
 from uni_agent.tokens.limit import limit_tokens
+from uni_agent.tokens.media import MediaError, MediaProcessor, media_of
 from uni_agent.tokens.no_tools import NoToolParser
 from uni_agent.tokens.parsers.reasoning import OutputParser
 from uni_agent.tokens.proof import Kind, TemplateProof, prove
 from uni_agent.tokens.template import ChatTemplate, TemplateError
 from uni_agent.tokens.tokenizer import ChatTokenizer
 from uni_agent.tokens.transcript import Draft, Transcriber
-from uni_agent.types import Message, ToolCall
+from uni_agent.types import Media, Message, ToolCall
 
 _QUESTION = "probe-question"
 _OPEN_THINKING = re.compile(r"<think>\s*\Z")
@@ -42,6 +43,9 @@ class ChatTemplateRenderer:
     that wants the full render there asks `drops_thinking`.
 
     Transitions that `prove` could not show to be append-only are rendered in full; see `extension`.
+
+    With `media`, the one placeholder that the template writes for an image becomes as many as the processor says.
+    Without it messages with images are refused; `no_media` then is the reason, as far as it is known.
     """
 
     def __init__(
@@ -52,6 +56,8 @@ class ChatTemplateRenderer:
         *,
         reasoning: bool,
         stop_token_ids: Sequence[int] = (),
+        media: MediaProcessor | None = None,
+        no_media: str = "",
     ) -> None:
         self.tokenizer = tokenizer
         self.template = template
@@ -71,6 +77,10 @@ class ChatTemplateRenderer:
         self._closing = self._closing_ids()
         self._stop = tuple(dict.fromkeys([*self._closing[-1:], *stop_token_ids]))
         self._ends = self._end_ids()
+        self.no_media = no_media
+        self.media = media
+        if media is not None:
+            self._check_media(media)
 
     @property
     def stop_token_ids(self) -> tuple[int, ...]:
@@ -86,12 +96,17 @@ class ChatTemplateRenderer:
     def proof(self) -> TemplateProof:
         """What is known about the template; found at the first use."""
         if self._proof is None:
-            self._proof = prove(self.transcriber, self.anchor)
+            self._proof = prove(self.transcriber, self.anchor, images=self.media is not None)
         return self._proof
 
     def initial(self, messages: Sequence[Message], tools: Sequence[ToolSchema]) -> list[int]:
-        """Ids of the full render with the generation prompt. Raises ConfigError when the template refuses it."""
-        return self.transcriber.ids(self.transcriber.draft(messages, tools, generation=True))
+        """Ids of the full render with the generation prompt.
+
+        Raises ConfigError when the template refuses it, also for images where none are read, and MediaError for an
+        image that cannot be shown.
+        """
+        self._check_readable(messages)
+        return self._ids(self.transcriber.draft(messages, tools, generation=True))
 
     def extension(
         self,
@@ -106,25 +121,78 @@ class ChatTemplateRenderer:
 
         Where increments are not proved, `history` and `new` are rendered in full, which must continue `chain` (the ids
         of `history`; without them, the template's own render of `history`). Raises TemplateDriftError when it does not,
-        ConfigError when the template refuses the messages, ValueError when `history` ends with no assistant turn.
+        ConfigError when the template refuses the messages, ValueError when `history` ends with no assistant turn. For
+        images see `initial`.
         """
         if not history or history[-1].role != "assistant":
             raise ValueError("an extension follows an assistant message")
+        images = self._check_readable(new)
         closing = self.closing_ids() if cut else []
         answers = bool(new) and new[0].role == "tool"
         kind: Kind = "tool_results" if answers else "messages"
         reason = self.proof.transitions[kind].reason
-        if self.proof.allows(kind):
+        if images and kind not in self.proof.images:
+            reason = reason or "images behind images are not append-only"
+        elif self.proof.allows(kind):
             calls = history[-1].tool_calls if answers else ()
             try:
                 draft, start = self.anchor.increment(new, tools, calls)
             except AnchorError as error:
                 reason = str(error)
             else:
-                return closing + self._unrepeated(self.transcriber.ids(draft, start), chain)
+                return closing + self._unrepeated(self._ids(draft, start), chain)
         draft, start = self._continuation(history, new, tools, self._past(chain, closing), reason)
-        ids = self.transcriber.ids(draft, start)
+        ids = self._ids(draft, start)
         return closing + (ids if closing else self._unrepeated(ids, chain))
+
+    def _check_readable(self, messages: Sequence[Message]) -> bool:
+        """Whether there are images in `messages`. Raises ConfigError for images that the model cannot be shown."""
+        images = bool(media_of(messages))
+        if images and self.media is None:
+            raise ConfigError(f"images: this model reads none{self.no_media and f' ({self.no_media})'}")
+        return images
+
+    def _check_media(self, media: MediaProcessor) -> None:
+        """Raises ConfigError when the placeholder or the template does not go with images."""
+        if media.placeholder_id not in self.tokenizer.controls.by_id:
+            raise ConfigError(f"images: token {media.placeholder_id} is no control token of {self.tokenizer.name}")
+        image = Media("image", b"")
+        probe = Message("user", _QUESTION * 2, parts=(_QUESTION, image, _QUESTION, image))
+        ids = self.transcriber.ids(self.transcriber.draft([probe], [], generation=True))
+        if (shown := ids.count(media.placeholder_id)) != 2:
+            token = self.tokenizer.controls.by_id[media.placeholder_id]
+            raise ConfigError(f"chat template {self.template.name} shows two images with {shown} {token!r}")
+
+    def _ids(self, draft: Draft, start: int = 0) -> list[int]:
+        """Ids of `draft.text[start:]` with a run of placeholders for each image."""
+        ids = self.transcriber.ids(draft, start)
+        if self.media is None:
+            return ids
+        placeholder = self.media.placeholder_id
+        token = self.tokenizer.controls.by_id[placeholder]
+        before = draft.text.count(token, 0, start) if start and draft.media else 0
+        shown = before + ids.count(placeholder)
+        if shown != len(draft.media):
+            raise ConfigError(
+                f"chat template {self.template.name} shows {shown} of the {len(draft.media)} images: "
+                "it has no place for one of them"
+            )
+        out: list[int] = []
+        at = 0
+        for number, media in enumerate(draft.media[before:], before + 1):
+            found = ids.index(placeholder, at)
+            out += ids[at:found]
+            out += [placeholder] * self._tokens(media, number)
+            at = found + 1
+        return out + ids[at:] if at else ids
+
+    def _tokens(self, media: Media, number: int) -> int:
+        if self.media is None:
+            raise ConfigError("images: this model reads none")
+        try:
+            return self.media.tokens(media)
+        except MediaError as error:
+            raise MediaError(f"image {number} of the messages: {error}") from error
 
     def _unrepeated(self, ids: list[int], chain: Sequence[int] | None) -> list[int]:
         """`ids` without a header at which the turn in front stopped."""
@@ -216,14 +284,18 @@ class ChatTemplateRenderer:
         """The full render and where in it the part behind the chain starts."""
         draft = self.transcriber.draft([*history, *new], tools, generation=True)
         if chain is None:
-            past = self.transcriber.ids(self.transcriber.draft(history, tools, generation=False))
+            past = self._ids(self.transcriber.draft(history, tools, generation=False))
             controls = [i for i, id_ in enumerate(past) if id_ in self.tokenizer.controls.by_id]
             chain = past[: controls[-1] + 1] if controls else past
         # Compared as text: sampled ids may split it in another way than the tokenizer would, and stay as they are.
         text, at = self.decode(chain), 0
+        images = enumerate(draft.media, 1)
         for piece in self.tokenizer.controls.split(draft.text):
             if piece.id is not None:
                 shown = self.tokenizer.controls.by_id[piece.id]
+                if self.media is not None and piece.id == self.media.placeholder_id:
+                    number, image = next(images, (0, None))
+                    shown *= self._tokens(image, number) if image is not None else 1
             else:
                 shown = self.decode(self.tokenizer.encode_after_control(draft.disguise.reveal(piece.text)))
             if not text.startswith(shown, at):

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from uni_agent.tokens.base import ToolSchema
 from uni_agent.tokens.disguise import THINK_TAGS, Disguise, strings_in
+from uni_agent.tokens.media import media_of
 from uni_agent.tokens.messages import in_call_order, template_message, with_reminders
 from uni_agent.tokens.template import ChatTemplate, TemplateError
 from uni_agent.tokens.tokenizer import ChatTokenizer
-from uni_agent.types import Message, ToolCall
+from uni_agent.types import Media, Message, ToolCall
 
 _THINKING = re.compile(r"<think>(?:(?!</?think>).)*</think>\s*|<think>\s*\Z", re.DOTALL)
 _CACHED = 64
@@ -22,10 +23,11 @@ _SYSTEM, _USER, _ANSWER = "probe-system-text", "probe-user-text", "probe-answer-
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A rendered conversation in which messages still stand in disguise."""
+    """A rendered conversation in which messages still stand in disguise, and the images in it, in their order."""
 
     text: str
     disguise: Disguise
+    media: tuple[Media, ...] = ()
 
     @property
     def revealed(self) -> str:
@@ -59,14 +61,19 @@ class Transcriber:
         messages = in_call_order(messages, calls)
         settled = messages if self.late_system else with_reminders(messages, keep_first=True)
         try:
-            return self._render(settled, tools, generation)
+            draft = self._render(settled, tools, generation)
         except TemplateError:
             if all(message.role != "system" for message in settled):
                 raise
-            return self._render(with_reminders(messages, keep_first=False), tools, generation)
+            draft = self._render(with_reminders(messages, keep_first=False), tools, generation)
+        media = media_of(messages)
+        return replace(draft, media=media) if media else draft
 
     def ids(self, draft: Draft, start: int = 0) -> list[int]:
-        """Ids of `draft.text[start:]`. A `start` other than 0 stands behind a control token."""
+        """Ids of `draft.text[start:]`, images as the template writes them: one placeholder each.
+
+        A `start` other than 0 stands behind a control token.
+        """
         out: list[int] = []
         tokenizer = self.tokenizer
         for piece in tokenizer.controls.split(draft.text[start:]):
@@ -103,10 +110,15 @@ class Transcriber:
     def _hidden(message: dict[str, Any], disguise: Disguise) -> dict[str, Any]:
         # Templates look for the thinking in an assistant's content by its tags: there they stay.
         leave = THINK_TAGS if message["role"] == "assistant" else ()
-        return {
-            key: disguise.text(value, leave) if key == "content" else disguise.data(value)
-            for key, value in message.items()
-        }
+
+        def hidden(key: str, value: Any) -> Any:
+            if key != "content":
+                return disguise.data(value)
+            if isinstance(value, str):
+                return disguise.text(value, leave)
+            return [{k: disguise.text(v, leave) if k == "text" else v for k, v in part.items()} for part in value]
+
+        return {key: hidden(key, value) for key, value in message.items()}
 
     def _takes_late_system(self) -> bool:
         """Whether the template shows a system message wherever it stands (some raise, some drop it in silence)."""

@@ -5,11 +5,10 @@ Nothing of verl is imported before `agent_loop_output` is called; torch and Pill
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from uni_agent.errors import ConfigError
+from uni_agent.engine.images import pil_image
 from uni_agent.trajectory.experts import aligned_experts, missing_experts
 from uni_agent.trajectory.fit import fit
 from uni_agent.trajectory.join import logical_trajectories
@@ -182,15 +181,6 @@ def padded_fields(
     if t.response_logprobs is not None:
         out["rollout_log_probs"] = t.response_logprobs + [0.0] * right
     return out
-
-
-def pil_image(media: Media) -> Any:
-    """A PIL image in RGB. Raises ConfigError for bytes that are none, MissingExtraError without Pillow."""
-    pil = load("PIL.Image", extra="verl", needed_for="an image")
-    try:
-        return pil.open(io.BytesIO(media.data)).convert("RGB")
-    except (OSError, ValueError, SyntaxError, pil.DecompressionBombError) as error:
-        raise ConfigError(f"an image of type {media.media_type!r} cannot be read: {error}") from error
 
 
 def _steps(t: Trajectory, global_steps: int | None, step_of: StepOf) -> tuple[int, int]:
