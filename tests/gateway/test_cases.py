@@ -738,6 +738,20 @@ async def test_life_01_equal_candidates_are_continued_at_the_newest(make: MakeRe
 
 
 @EACH
+async def test_a_turn_sampled_behind_a_turn_is_found_again(make: MakeRenderer, protocol: str) -> None:
+    renderer = make("qwen3")
+    script = [call("ls", before="one "), "two", "three", "four"]
+    async with serving(renderer, backend=engine(renderer, script)) as gateway:
+        agent = Agent(gateway, await gateway.open(), protocol).user("go")
+        [asked] = calls(await agent.ask())
+        await agent.result(asked[3], "ok").ask()
+        await agent.ask()  # without a word from the user
+        await agent.user("more").ask()
+        done = await finished(gateway, agent)
+    assert [t["turns"] for t in done["trajectories"]] == [[0, 1, 2, 3]]
+
+
+@EACH
 @STREAMED
 async def test_life_02_the_first_and_the_last_turn_asked_again(make: MakeRenderer, protocol: str, stream: bool) -> None:
     renderer = make("qwen3")

@@ -55,11 +55,23 @@ def read_messages(value: Any) -> tuple[list[Message], tuple[str, ...]]:
 
 
 def _adjacent(messages: Iterable[Message]) -> list[Message]:
-    """`messages` with neighbouring assistant messages as one; an empty one that stands alone is a turn like others."""
+    """`messages` with neighbouring assistant messages as one where they are pieces of one turn.
+
+    Text behind text or calls begins another turn: it was sampled behind a turn that nobody answered. An empty message
+    that stands alone is a turn like others.
+    """
     out: list[Message] = []
     for assistant, group in groupby(messages, key=lambda message: message.role == "assistant"):
         run = list(group)
-        out += (merged(run) or run[:1]) if assistant and len(run) > 1 else run
+        if not assistant or len(run) == 1:
+            out += run
+            continue
+        turns: list[list[Message]] = [[]]
+        for message in run:
+            if message.content.strip() and any(piece.content.strip() or piece.tool_calls for piece in turns[-1]):
+                turns.append([])
+            turns[-1].append(message)
+        out += [message for turn in turns for message in merged(turn)] or run[:1]
     return out
 
 
