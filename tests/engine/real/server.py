@@ -20,7 +20,7 @@ from typing import Any, Self
 from aiohttp import ClientSession, web
 
 MODEL = "policy"
-WINDOW = 512
+WINDOW = 2048
 START_SECONDS = 400
 _FLAGS = (
     *("--served-model-name", MODEL, "--max-model-len", str(WINDOW), "--max-num-seqs", "16"),
@@ -112,13 +112,22 @@ class RunningServer:
             raw = answer.read()
         return json.loads(raw) if raw else None
 
-    def running(self) -> int:
-        """Requests that it is working on."""
-        return self._metric("vllm:num_requests_running")
-
     def sampled(self) -> int:
         """Tokens that it has sampled since its start."""
         return self._metric("vllm:generation_tokens_total")
+
+    def settled(self) -> int:
+        """`sampled` once nothing runs and it has stood still for a while: it is counted a little late."""
+        deadline = time.monotonic() + 60
+        last, since = -1, time.monotonic()
+        while time.monotonic() < deadline:
+            count, idle = self.sampled(), self._metric("vllm:num_requests_running") == 0
+            if count != last or not idle:
+                last, since = count, time.monotonic()
+            elif time.monotonic() - since > 0.5:
+                return count
+            time.sleep(0.05)
+        raise AssertionError("the server does not come to rest")
 
     def rescored(self, prompt: list[int], response: list[int]) -> list[float]:
         """The logprobs of `response` [T] after `prompt` by one pass over both, at temperature 1."""

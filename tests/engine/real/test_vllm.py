@@ -21,6 +21,8 @@ pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 
 PROMPT = [1, 400, 201, 569, 478, 517, 583, 281, 84, 16, 383, 16, 2, 201, 1, 401, 201]
 NEVER = (700,)  # not sampled here
+LONG = WINDOW - len(PROMPT) - 1  # a rescoring pass samples one more
+"""Tokens of an answer that takes the server seconds, so that it can be met in its middle."""
 CLOSE = 2e-3
 """How far two float32 computations of a logprob may lie apart: another batch, another kernel."""
 
@@ -71,6 +73,30 @@ async def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     while not await asyncio.to_thread(condition):
         assert time.monotonic() < deadline, "it did not come to pass"
         await asyncio.sleep(0.02)
+
+
+class Running:
+    """A generation of LONG tokens that is under way: `ids` are those that were handed over, if it streams."""
+
+    def __init__(self, vllm: RunningServer, backend: SamplingBackend, streamed: bool) -> None:
+        self._vllm = vllm
+        self._before = vllm.settled()
+        self.ids: list[int] = []
+        on_tokens = self._take if streamed else None
+        self._streamed = streamed
+        self.task = asyncio.ensure_future(backend.generate("a", PROMPT, params(LONG), on_tokens=on_tokens))
+
+    def _take(self, ids: Sequence[int]) -> bool:
+        self.ids.extend(ids)
+        return False
+
+    def sampled(self) -> int:
+        """Tokens that the server has sampled for it, a moment ago."""
+        return self._vllm.sampled() - self._before
+
+    async def begun(self) -> None:
+        """Return once some of its tokens are there, long before the last."""
+        await until(lambda: len(self.ids) >= 10 if self._streamed else self.sampled() >= 10)
 
 
 async def assert_rescored(
@@ -157,24 +183,21 @@ async def test_a_caller_that_has_enough_ends_the_generation_on_the_server(engine
         handed.extend(ids)
         return len(handed) >= 5
 
-    before = await asyncio.to_thread(vllm.sampled)
-    output = await backend.generate("a", PROMPT, params(WINDOW - len(PROMPT)), on_tokens=take)
+    before = await asyncio.to_thread(vllm.settled)
+    output = await backend.generate("a", PROMPT, params(LONG), on_tokens=take)
     assert (output.token_ids, output.finish_reason) == (handed, "stop")
     await assert_rescored(vllm, PROMPT, output.token_ids, output.logprobs)
-    await until(lambda: vllm.running() == 0)
-    assert await asyncio.to_thread(vllm.sampled) - before < WINDOW // 2
+    assert await asyncio.to_thread(vllm.settled) - before < LONG
 
 
 async def assert_cancel_ends_it(backend: SamplingBackend, vllm: RunningServer, streamed: bool) -> None:
-    before = await asyncio.to_thread(vllm.sampled)
-    most = WINDOW - len(PROMPT)
-    task = asyncio.ensure_future(backend.generate("a", PROMPT, params(most), on_tokens=go_on if streamed else None))
-    await until(lambda: vllm.running() == 1)
-    task.cancel()
+    call = Running(vllm, backend, streamed)
+    await call.begun()
+    call.task.cancel()
     with pytest.raises(asyncio.CancelledError):
-        await task
-    await until(lambda: vllm.running() == 0)
-    assert await asyncio.to_thread(vllm.sampled) - before < most
+        await call.task
+    await asyncio.to_thread(vllm.settled)
+    assert call.sampled() < LONG
 
 
 @pytest.mark.parametrize("streamed", [False, True])
@@ -194,18 +217,16 @@ async def test_a_cancelled_call_stops_behind_a_proxy_that_does_not_hear_of_it(vl
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_a_pause_aborts_with_the_tokens_so_far(engine: Engine, vllm: RunningServer, streamed: bool) -> None:
-    backend, _ = engine
-    on_tokens = go_on if streamed else None
-    task = asyncio.ensure_future(backend.generate("a", PROMPT, params(WINDOW - len(PROMPT)), on_tokens=on_tokens))
-    await until(lambda: vllm.running() == 1)
+    call = Running(vllm, engine[0], streamed)
+    await call.begun()
     await asyncio.to_thread(vllm.post, "/pause?mode=abort")
     try:
-        output = await task
+        output = await call.task
     finally:
         await asyncio.to_thread(vllm.post, "/resume")
-    assert output.finish_reason == "abort" and len(output.token_ids) < WINDOW - len(PROMPT)
-    if output.token_ids:
-        await assert_rescored(vllm, PROMPT, output.token_ids, output.logprobs)
+    assert output.finish_reason == "abort" and len(output.token_ids) < LONG
+    assert not streamed or call.ids == output.token_ids
+    await assert_rescored(vllm, PROMPT, output.token_ids, output.logprobs)
 
 
 async def test_a_generation_goes_on_after_new_weights(engine: Engine, vllm: RunningServer, endpoint: str) -> None:
@@ -219,7 +240,7 @@ async def test_a_generation_goes_on_after_new_weights(engine: Engine, vllm: Runn
             begun.set()
         return False
 
-    task = asyncio.ensure_future(sample(backend, "a", PROMPT, params(400), timeout=120, retries=2, on_tokens=take))
+    task = asyncio.ensure_future(sample(backend, "a", PROMPT, params(LONG), timeout=120, retries=2, on_tokens=take))
     try:
         await asyncio.wait_for(begun.wait(), 60)
         await asyncio.to_thread(vllm.post, "/pause?mode=abort")
@@ -230,34 +251,34 @@ async def test_a_generation_goes_on_after_new_weights(engine: Engine, vllm: Runn
         await asyncio.to_thread(vllm.post, "/resume")
         await asyncio.to_thread(vllm.post, "/update_weight_version", {"new_version": "default"})
     output = result.output
-    assert handed == output.token_ids and len(handed) == 400
+    assert handed == output.token_ids and len(handed) == LONG
     assert result.dropped == {}
     await assert_rescored(vllm, PROMPT, output.token_ids, output.logprobs)
     cut = len(seen[0].token_ids)
     assert len(seen) == 2 and seen[1].prompt_ids == PROMPT + output.token_ids[:cut]
     if endpoint == "generate":
-        assert output.weight_spans == (WeightSpan("default", 0, cut), WeightSpan("next", cut, 400))
+        assert output.weight_spans == (WeightSpan("default", 0, cut), WeightSpan("next", cut, LONG))
 
 
 @pytest.mark.parametrize("streamed", [False, True])
 async def test_versions_of_weights_that_change_in_mid_turn_are_marked(vllm: RunningServer, streamed: bool) -> None:
     backend = VllmEngineConfig(type="vllm", url=vllm.url, endpoint="generate").build()
     await backend.start()
-    on_tokens = go_on if streamed else None
-    task = asyncio.ensure_future(backend.generate("a", PROMPT, params(480), on_tokens=on_tokens))
+    call = Running(vllm, backend, streamed)
     try:
-        await until(lambda: vllm.running() == 1)
+        await call.begun()
         await asyncio.to_thread(vllm.post, "/pause?mode=keep")
         await asyncio.to_thread(vllm.post, "/update_weight_version", {"new_version": "next"})
         await asyncio.to_thread(vllm.post, "/resume")
-        output = await task
+        output = await call.task
     finally:
         await asyncio.to_thread(vllm.post, "/resume")
         await asyncio.to_thread(vllm.post, "/update_weight_version", {"new_version": "default"})
         await backend.close()
+    assert len(output.weight_spans) == 2, output.weight_spans
     first, second = output.weight_spans
-    assert (first.version, first.start, second.version, second.end) == ("default", 0, "next", 480)
-    assert 0 < first.end == second.start < 480
+    assert (first.version, first.start, second.version, second.end) == ("default", 0, "next", LONG)
+    assert 0 < first.end == second.start < LONG
 
 
 @pytest.mark.parametrize("streamed", [False, True])
