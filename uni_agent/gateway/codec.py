@@ -19,6 +19,7 @@ from uni_agent.tokens.base import (
     TextDelta,
     ToolSchema,
 )
+from uni_agent.tokens.media import processor_of
 from uni_agent.types import Message, ToolCall
 
 _MARKUP_TOKENS = 32
@@ -26,6 +27,7 @@ _MARKUP_TOKENS = 32
 
 STOP_DROP = "stop_sequence"
 PARALLEL_DROP = "parallel_tool_calls"
+PLACEHOLDER_DROP = "image_placeholder"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,8 @@ class TurnReading:
         self._calls = bool(tools) and request.tool_choice.mode != "none"
         self._single = self._calls and not request.tool_choice.parallel
         self._stop_words = request.stop
+        processor = processor_of(renderer)
+        self._placeholder = None if processor is None else processor.placeholder_id
         self._turn_id = turn_id
         self._reset()
 
@@ -74,6 +78,7 @@ class TurnReading:
         )
         self._shown = _Shown()
         self.pushed = 0
+        self._ended_by = STOP_DROP
         self.ended_at: int | None = None
         """How many ids belong to the turn, once a rule of the client's has ended it."""
 
@@ -82,9 +87,14 @@ class TurnReading:
         events: list[ParserEvent] = []
         # Where a string may end the turn, the token that completes it has to be known.
         pieces = [[id_] for id_ in ids] if self._stop_words else [list(ids)]
-        for piece in pieces:
+        for whole in pieces:
             if self.ended_at is not None:
                 break
+            piece = whole
+            if self._placeholder is not None and self._placeholder in whole:
+                # No image stands behind a placeholder that was sampled: no later prompt, and no batch, could hold it.
+                piece = whole[: whole.index(self._placeholder)]
+                self.ended_at, self._ended_by = self.pushed + len(piece), PLACEHOLDER_DROP
             self.pushed += len(piece)
             text = self._stops.feed(self._decoder.push([i for i in piece if i not in self._renderer.stop_token_ids]))
             if text:
@@ -98,7 +108,7 @@ class TurnReading:
         events = self.push(output.token_ids[self.pushed :]) if self.ended_at is None else []
         dropped: dict[str, int] = {}
         if self.ended_at is not None:
-            dropped[STOP_DROP] = len(output.token_ids) - self.ended_at
+            dropped[self._ended_by] = len(output.token_ids) - self.ended_at
             output = truncated(output, self.ended_at)
         if self._single and self._shown.second:
             return self._first_call_only(output, dropped)

@@ -104,7 +104,7 @@ class GatewayConfig(Config):
     retention: float = Field(default=3600.0, ge=0)
     """Seconds that a finished session is kept for its trajectories to be read."""
     media: Literal["refuse", "placeholder"] = "refuse"
-    """What becomes of images when the model reads none: an error, or the text `[image]`."""
+    """What becomes of images when model or engine reads none: an error, or the text `[image]`."""
     scenarios: ScenarioConfig = ScenarioConfig()
     """How requests are told apart: main conversation, sub-agents, titles, compactions."""
     journal: JournalConfig = JournalConfig()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 from dataclasses import replace
 from typing import Any
 
-from uni_agent.engine.base import SamplingBackend, SamplingParams
+from uni_agent.engine.base import SamplingBackend, SamplingParams, media_backend
 from uni_agent.gateway.canonical import ModelRequest
 from uni_agent.gateway.codec import MessageCodec
 from uni_agent.gateway.config import GatewayConfig
@@ -20,6 +20,7 @@ from uni_agent.gateway.sessions import Sessions
 from uni_agent.gateway.turns import TurnPolicy, TurnService
 from uni_agent.tokens.base import Renderer
 from uni_agent.tokens.graph.session import RendererFor
+from uni_agent.tokens.media import processor_of
 from uni_agent.types import Media, Message
 
 _IMAGE = "[image]"
@@ -104,16 +105,23 @@ class GatewayNode:
 
     def checked(self, request: ModelRequest) -> ModelRequest:
         """`request` as the model can read it. Raises GatewayError for images that it cannot."""
-        if not any(message.parts for message in request.messages):
+        if not any(message.parts for message in request.messages) or not (reason := self._no_images()):
             return request
         if self.config.media == "refuse":
             where = next(i for i, message in enumerate(request.messages) if message.parts)
             raise unsupported(
-                f"message {where} holds an image, which this model does not read. "
+                f"message {where} holds an image, which this model does not read ({reason}). "
                 "Set gateway.media to 'placeholder' to show it as text",
                 "messages",
             )
         return replace(request, messages=tuple(_without_media(message) for message in request.messages))
+
+    def _no_images(self) -> str:
+        """Why images cannot be read here; "" when they can."""
+        renderer = self.turns.codec.renderer
+        if processor_of(renderer) is None:
+            return getattr(renderer, "no_media", "") or "no image processor is known"
+        return "" if media_backend(self.backend) is not None else "its engine takes no images beside token ids"
 
     def model_card(self, name: str) -> dict[str, Any]:
         """One model for `/v1/models`, readable by the clients of all three protocols. Any name is served."""

@@ -107,6 +107,7 @@ class TurnService:
     async def count(self, session: Session, request: ModelRequest, size: int = 0) -> int:
         """Tokens of the prompt that `request` would be sampled with; nothing is kept."""
         session.check_active()
+        size = weight_of(request, size)
         with _translated():
             prepared = await self._exclusive(session, size, lambda: prepare(session, request, "auto", "count"))
         return len(prepared.prompt_ids)
@@ -132,6 +133,7 @@ class TurnService:
         size: int,
     ) -> FinishedTurn:
         started = time.perf_counter()
+        size = weight_of(request, size)
         with _translated():
             prepared = await self._exclusive(session, size, lambda: prepare(session, request, intent, scenario))
         head = TurnHead(secrets.token_hex(12), request.model or "model", int(time.time()), len(prepared.prompt_ids))
@@ -182,6 +184,7 @@ class TurnService:
                 on_tokens=on_tokens if listening else None,
                 on_abort=policy.on_abort,
                 on_drop=on_drop,
+                media=prepared.media,
             )
         output = sampling.output
         try:
@@ -294,6 +297,11 @@ class TurnService:
         self.metrics.prompt.labels("rendered").inc(len(prepared.prompt_ids) - prepared.reused)
         if prepared.rerendered:
             self.metrics.rerendered.inc()
+
+
+def weight_of(request: ModelRequest, size: int) -> int:
+    """The size by which the cost of `request` is judged: images are decoded, which takes long whatever their size."""
+    return max(size, HEAVY_CHARACTERS) if any(message.parts for message in request.messages) else size
 
 
 def prepare(session: Session, request: ModelRequest, intent: Intent, scenario: str) -> Prepared:

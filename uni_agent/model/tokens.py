@@ -153,7 +153,7 @@ class AgentChatSession:
         prepared = cast(Prepared, self._prepared)
         prompt = len(prepared.prompt_ids)
         room = self._room(prompt)
-        output = await self._sample(prepared.prompt_ids, self._model.params_for(self.request_id, self._turn, room))
+        output = await self._sample(prepared, self._model.params_for(self.request_id, self._turn, room))
         parsed = await self.rendered(
             4 * len(output.token_ids), lambda: self._model.renderer.parse(output.token_ids, self._tools)
         )
@@ -210,17 +210,18 @@ class AgentChatSession:
             raise ContextLengthError(f"the prompt has {prompt} tokens, the window {limit}")
         return room
 
-    async def _sample(self, prompt: list[int], params: SamplingParams) -> TokenOutput:
+    async def _sample(self, prepared: Prepared, params: SamplingParams) -> TokenOutput:
         """One generation, within the model's deadline and retries. Aborted parts are dropped and counted."""
         model = self._model
         sampling = await sample(
             model.backend,
             self.request_id,
-            prompt,
+            prepared.prompt_ids,
             params,
             timeout=model.timeout,
             retries=model.retries,
             on_abort="restart",
             on_drop=self._graph.record_drop,
+            media=prepared.media,
         )
         return sampling.output
