@@ -20,7 +20,7 @@ from tests.gateway.replay.record import NotingBackend, check_record
 from tests.gateway.support import ADMIN, BASH_CHAT, BASH_MESSAGES, Gateway, call, serving
 from tests.tokens.conftest import MakeRenderer
 from tests.tokens.small import BASH
-from uni_agent.engine.base import OnTokens, SamplingParams, TokenOutput
+from uni_agent.engine.base import TokenOutput
 from uni_agent.engine.scripted import Script, ScriptedTurn
 from uni_agent.tokens.renderer import ChatTemplateRenderer
 from uni_agent.types import Message
@@ -604,14 +604,8 @@ async def test_case_13_missing_logprobs_are_none_and_short_ones_an_error(
     ids = renderer.tokenizer.encode("a longer answer than that")
 
     class Given(NotingBackend):
-        async def generate(
-            self, request_id: str, prompt_ids: list[int], sampling: SamplingParams, *, on_tokens: OnTokens | None = None
-        ) -> TokenOutput:
-            output = await super().generate(request_id, prompt_ids, sampling, on_tokens=on_tokens)
-            if len(self.given) == 1:
-                output = replace(output, logprobs=list(logprobs) or None)
-                self.given[-1].output = output
-            return output
+        def amended(self, output: TokenOutput) -> TokenOutput:
+            return replace(output, logprobs=list(logprobs) or None) if len(self.given) == 1 else output
 
     async with serving(renderer, backend=Given(renderer, [ScriptedTurn(ids), "two"])) as gateway:
         agent = Agent(gateway, await gateway.open()).user("go")
@@ -712,16 +706,11 @@ async def test_case_14_images_are_refused_clearly_or_stand_as_text(
 class Routing(NotingBackend):
     """Gives experts for what a call computed anew: prompt tokens beyond the cached ones, and the sample."""
 
-    async def generate(
-        self, request_id: str, prompt_ids: list[int], sampling: SamplingParams, *, on_tokens: OnTokens | None = None
-    ) -> TokenOutput:
+    def amended(self, output: TokenOutput) -> TokenOutput:
         import numpy as np
 
-        output = await super().generate(request_id, prompt_ids, sampling, on_tokens=on_tokens)
         rows = [[[id_ % 256, (id_ // 256) % 256]] for id_ in output.token_ids]
-        output = replace(output, routed_experts=np.array(rows, dtype=np.uint8))
-        self.given[-1].output = output
-        return output
+        return replace(output, routed_experts=np.array(rows, dtype=np.uint8))
 
 
 async def branching(agents: list[Agent], part: int) -> None:

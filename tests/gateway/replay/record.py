@@ -10,6 +10,7 @@ from typing import Any
 from uni_agent.engine.base import OnTokens, SamplingParams, TokenOutput
 from uni_agent.engine.scripted import Script, ScriptedBackend
 from uni_agent.tokens.renderer import ChatTemplateRenderer
+from uni_agent.types import Media
 
 
 @dataclass(slots=True)
@@ -31,16 +32,26 @@ class NotingBackend(ScriptedBackend):
         self._drawn = 0
 
     async def generate(
-        self, request_id: str, prompt_ids: list[int], sampling: SamplingParams, *, on_tokens: OnTokens | None = None
+        self,
+        request_id: str,
+        prompt_ids: list[int],
+        sampling: SamplingParams,
+        *,
+        on_tokens: OnTokens | None = None,
+        media: Sequence[Media] = (),
     ) -> TokenOutput:
         note = Given(list(prompt_ids))
         self.given.append(note)
         self.asked.set()
-        output = await super().generate(request_id, prompt_ids, sampling, on_tokens=on_tokens)
+        output = await super().generate(request_id, prompt_ids, sampling, on_tokens=on_tokens, media=media)
         if output.logprobs is not None:
             first, self._drawn = self._drawn, self._drawn + len(output.token_ids)
             output = replace(output, logprobs=[-(first + i + 1) / 1024 for i in range(len(output.token_ids))])
-        note.output = output
+        note.output = output = self.amended(output)
+        return output
+
+    def amended(self, output: TokenOutput) -> TokenOutput:
+        """What the engine says instead of `output`."""
         return output
 
 

@@ -35,8 +35,8 @@ def damage(at: Any, dice: random.Random) -> None:
     if not keys:
         return
     key = dice.choice(keys)
-    inner: Any = at[key]
-    if isinstance(inner, dict | list) and inner and dice.random() < 0.75:
+    inner: Any = at[key]  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(inner, (dict, list)) and inner and dice.random() < 0.75:
         damage(inner, dice)
         return
     how = dice.random()
@@ -45,7 +45,7 @@ def damage(at: Any, dice: random.Random) -> None:
     elif how < 0.9:
         del at[key]
     elif isinstance(at, list):
-        at.append(copy.deepcopy(inner))  # pyright: ignore[reportUnknownMemberType]
+        at.append(copy.deepcopy(inner))  # pyright: ignore
 
 
 @pytest.mark.parametrize("api", MODEL_APIS)
