@@ -19,6 +19,7 @@ from uni_agent.gateway.codec import MessageCodec, Said, TurnReading
 from uni_agent.gateway.config import GatewayConfig, SamplingOverrides
 from uni_agent.gateway.errors import ErrorKind, GatewayError, unsupported
 from uni_agent.gateway.metrics import GatewayMetrics
+from uni_agent.gateway.pace import Pace
 from uni_agent.gateway.session import Phase, Session
 from uni_agent.tokens.base import ParserEvent
 from uni_agent.tokens.graph import GraphClosedError, Intent, Prepared, Turn
@@ -69,6 +70,7 @@ class TurnService:
         self.policy = policy
         self.metrics = metrics
         self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="gateway")
+        self._pace = Pace()
 
     @property
     def max_context(self) -> int | None:
@@ -115,6 +117,7 @@ class TurnService:
     async def offload(self, size: int, work: Callable[[], _T]) -> _T:
         """`work()`, on a thread when `size` says that it takes long."""
         if size < HEAVY_CHARACTERS:
+            await self._pace.turn()
             return work()
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
@@ -250,6 +253,7 @@ class TurnService:
         """`work()` while nothing else touches the session's graph, also when the caller is cancelled meanwhile."""
         async with session.lock:
             if size < HEAVY_CHARACTERS:
+                await self._pace.turn()
                 return work()
             future = asyncio.get_running_loop().run_in_executor(self._threads, work)
             try:

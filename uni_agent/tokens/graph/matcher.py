@@ -18,7 +18,10 @@ class Matcher(Protocol):
     """Reads messages and compares what was read. Pure; `same` costs little, since it runs once per stored message."""
 
     def read(self, messages: Sequence[Message]) -> list[Reading]:
-        """One reading per message; runs of tool results come in the order of their calls."""
+        """One reading per message; runs of tool results come in the order of their calls.
+
+        From an assistant message on, the readings do not depend on what stands before it.
+        """
         ...
 
     def same(self, stored: Reading, returned: Reading) -> bool:

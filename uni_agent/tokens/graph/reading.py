@@ -141,6 +141,14 @@ def json_meaning(value: Any) -> str:
         return ""
 
 
+def text_digest(value: Any) -> bytes:
+    """The same for JSON values that are written the same; b"" for what is no JSON data."""
+    try:
+        return hashlib.blake2b(json.dumps(value).encode(), digest_size=16).digest()
+    except (TypeError, ValueError, RecursionError):
+        return b""
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, int | float) and not isinstance(value, bool):
         return as_double(value)

@@ -16,8 +16,9 @@ from uni_agent.tokens.graph.matcher import Matcher, StrictMatcher
 from uni_agent.tokens.graph.nodes import Context, Drift, Intent, Scope, Trail, Turn, chain_ids, chain_readings
 from uni_agent.tokens.graph.output import checked_output, context_rows, message_of
 from uni_agent.tokens.graph.prepared import Prepared
-from uni_agent.tokens.graph.reading import Reading, json_meaning
+from uni_agent.tokens.graph.reading import Reading, json_meaning, text_digest
 from uni_agent.tokens.graph.record import TurnRecord, restored_turn
+from uni_agent.tokens.graph.remembered import ReadingMemory
 from uni_agent.tokens.graph.search import Found, deepest
 from uni_agent.tokens.graph.thinking import DROPPED, ThinkingPolicy, loses_thinking, mark_thinking
 from uni_agent.tokens.renderer import TemplateDriftError
@@ -26,6 +27,10 @@ from uni_agent.types import Message
 
 RendererFor = Callable[[Mapping[str, Any]], Renderer]
 """The renderer for a request's own template variables."""
+
+
+_SCOPES = 16
+"""Spellings of tools whose meaning is remembered."""
 
 
 class GraphClosedError(ModelError):
@@ -64,6 +69,8 @@ class SessionGraph:
         self._used: set[int] = set()
         self._clock = 0
         self._trail = Trail()
+        self._memory = ReadingMemory(self.matcher)
+        self._scope_keys: dict[bytes, str] = {}
 
     def prepare(
         self,
@@ -87,7 +94,7 @@ class SessionGraph:
         self._check_open()
         if not messages:
             raise ValueError("a request needs at least one message")
-        readings = self.matcher.read(messages)
+        readings = self._memory.read(messages)
         scope = self._scope(tools, template_kwargs or {})
         found = deepest(self._roots.get(scope.key, ()), readings, self.matcher)
         self._clock += 1
@@ -291,7 +298,7 @@ class SessionGraph:
         return self._roots.setdefault(context.scope.key, [])
 
     def _scope(self, tools: Sequence[ToolSchema], kwargs: Mapping[str, Any]) -> Scope:
-        key = json_meaning([dict(kwargs), sorted(json_meaning(tool) for tool in tools)])
+        key = self._scope_key(tools, kwargs)
         if known := self._roots.get(key):
             return known[0].scope
         if not kwargs:
@@ -299,6 +306,17 @@ class SessionGraph:
         if self._renderer_for is None:
             raise ValueError("template_kwargs: this session renders with fixed template variables")
         return Scope(key, list(tools), self._renderer_for(kwargs), dict(kwargs))
+
+    def _scope_key(self, tools: Sequence[ToolSchema], kwargs: Mapping[str, Any]) -> str:
+        """The meaning of tools and variables; for a text that came before it is known."""
+        text = text_digest([kwargs, list(tools)])
+        key = self._scope_keys.get(text) if text else None
+        if key is None:
+            key = json_meaning([dict(kwargs), sorted(json_meaning(tool) for tool in tools)])
+            if text:
+                newest = list(self._scope_keys.items())[1 - _SCOPES :]
+                self._scope_keys = {**dict(newest), text: key}
+        return key
 
     def _check_own(self, turn: Turn) -> None:
         if turn.id >= len(self.turns) or self.turns[turn.id] is not turn:
