@@ -8,26 +8,25 @@ import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from uni_agent.errors import StoreError
 from uni_agent.gateway.canonical import FinishedTurn, ModelRequest
 from uni_agent.gateway.config import GatewayConfig, SessionSettings
 from uni_agent.gateway.errors import ErrorKind, GatewayError, invalid
-from uni_agent.gateway.journal import Entry, Journal, read_journal, turn_from_json, turn_to_json
+from uni_agent.gateway.finished import FinishedSession, finished_session
+from uni_agent.gateway.journal import Entry, Journal, read_journal, turn_to_json
 from uni_agent.gateway.keys import KeyKind, key_digest, random_key, read_key, signed_key
 from uni_agent.gateway.metrics import GatewayMetrics
-from uni_agent.gateway.scenario import Scenario, SessionFacts
-from uni_agent.gateway.session import Phase, Session, accounting
+from uni_agent.gateway.replay import opened_session, opening_data, replay_entry
+from uni_agent.gateway.session import Phase, Session
 from uni_agent.tokens.base import Renderer
-from uni_agent.tokens.graph import Chain, MaskedMatcher, SessionGraph, StrictMatcher, Turn, turn_record
+from uni_agent.tokens.graph import Turn, turn_record
 from uni_agent.tokens.graph.session import RendererFor
-from uni_agent.trajectory import Trajectory
 
-_FACTS = TypeAdapter(SessionFacts)
 _log = logging.getLogger(__name__)
 
 _REMEMBERED = 100_000
@@ -52,31 +51,6 @@ class OpenedSession:
     session_id: str
     api_key: str
     reward_key: str
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedSession:
-    """What a finished session left. `accounting` holds sampled == trained + masked + dropped."""
-
-    session_id: str
-    phase: Phase
-    reason: str
-    trajectories: list[Trajectory]
-    accounting: dict[str, Any]
-    reward_info: dict[str, Any] | None
-    metadata: dict[str, Any]
-
-    def to_json(self) -> dict[str, Any]:
-        """As the admin API answers."""
-        return {
-            "session_id": self.session_id,
-            "phase": self.phase.value,
-            "reason": self.reason,
-            "trajectories": [trajectory.to_json() for trajectory in self.trajectories],
-            "accounting": self.accounting,
-            "reward_info": self.reward_info,
-            "metadata": self.metadata,
-        }
 
 
 class Sessions:
@@ -160,15 +134,8 @@ class Sessions:
                 f"the gateway holds {len(self._sessions)} sessions, the most it may; finalize some",
                 retry_after=10.0,
             )
-        created = self._clock()
-        data = {
-            "settings": settings.model_dump(mode="json"),
-            "api_key": api,
-            "reward_key": reward,
-            "minted": minted,
-            "created": created,
-        }
-        session = self._built(name, settings, api, reward, minted, created)
+        data = opening_data(settings, api, reward, minted, self._clock())
+        session = self._built(name, data, settings)
         self.check_writable()
         self._write("session", name, data)
         self._sessions[name] = session
@@ -176,14 +143,8 @@ class Sessions:
         self._metrics.active.inc()
         return session
 
-    def _built(
-        self, name: str, settings: SessionSettings, api: str, reward: str, minted: bool, created: float
-    ) -> Session:
-        matcher = MaskedMatcher() if settings.matcher == "masked" else StrictMatcher()
-        graph = SessionGraph(
-            name, self._renderer, matcher=matcher, renderer_for=self._renderer_for, thinking=settings.thinking
-        )
-        session = Session(name, graph, settings, api, reward, minted, created, created)
+    def _built(self, name: str, data: dict[str, Any], settings: SessionSettings | None = None) -> Session:
+        session = opened_session(name, data, self._renderer, renderer_for=self._renderer_for, settings=settings)
         session.on_drop = lambda reason, count: self._dropped(session, reason, count)
         return session
 
@@ -328,17 +289,7 @@ class Sessions:
 
     def export(self, session: Session) -> FinishedSession:
         """What the session holds now."""
-        policy = session.settings.abandoned
-        reason = session.limit_hit or session.reason or "active"
-        return FinishedSession(
-            session.id,
-            session.phase,
-            session.reason,
-            [_trajectory(session, chain, reason) for chain in session.graph.trajectories(abandoned=policy)],
-            accounting(session.graph.account(abandoned=policy)),
-            session.reward_info,
-            session.settings.metadata,
-        )
+        return finished_session(session)
 
     def forget(self, session: Session) -> None:
         """Let go of a session that has ended. Raises GatewayError for an active one."""
@@ -438,52 +389,13 @@ class Sessions:
                 self._remember(one)
             return
         if entry.kind == "session":
-            settings = SessionSettings.model_validate(data["settings"])
-            self._sessions[name] = self._built(
-                name, settings, data["api_key"], data["reward_key"], data["minted"], data["created"]
-            )
+            self._sessions[name] = self._built(name, data)
             return
         session = self._sessions.get(name)
         if session is None:
             return
-        session.last_used = entry.time
-        if entry.kind == "turn":
-            turn = session.graph.restore(turn_from_json(data["record"]))
-            session.sampled += len(turn.ids)
-            for reason, count in data.get("dropped", {}).items():
-                session.graph.record_drop(reason, count)
-                session.sampled += count
-            if data["response_id"]:
-                session.responses[data["response_id"]] = (turn, data["instructions"])
-            if "facts" in data:
-                session.facts = session.recorded_facts = _FACTS.validate_python(data["facts"])
-            session.scenarios[turn.tag] = session.scenarios.get(turn.tag, 0) + 1
-        elif entry.kind == "drop":
-            session.graph.record_drop(data["reason"], data["count"])
-            session.sampled += data["count"]
-        elif entry.kind == "reward":
-            session.reward_info = data["info"]
-        elif entry.kind == "phase":
-            session.end(Phase(data["phase"]), data["reason"], data["ended"])
-            session.limit_hit = data.get("limit", "")
-            session.end_recorded = True
-        elif entry.kind == "forgotten":
+        if entry.kind == "forgotten":
             self._litter = True
             self._drop(name)
-
-
-def _trajectory(session: Session, chain: Chain, reason: str) -> Trajectory:
-    """The reward is the main conversation's; what a retry replaced has not come to the outcome that it judges."""
-    plain = Trajectory.from_chain(chain, session_id=session.id, materialization_reason=reason)
-    if plain.scenario != Scenario.MAIN or chain.abandoned or session.reward_info is None:
-        return plain
-    return replace(plain, reward=reward_of(session.reward_info), reward_info=dict(session.reward_info))
-
-
-def reward_of(info: Mapping[str, Any]) -> float | None:
-    """The number under `reward` or `score`; None when there is none."""
-    for name in ("reward", "score"):
-        value = info.get(name)
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return float(value)
-    return None
+        else:
+            replay_entry(session, entry)
