@@ -15,10 +15,11 @@ from uni_agent.engine.config import EngineConfig, ScriptedEngineConfig
 from uni_agent.errors import ConfigError
 from uni_agent.gateway.config import GatewayConfig
 from uni_agent.model.config import SamplingConfig
-from uni_agent.tokens.config import RendererConfig
+from uni_agent.tokens.config import AnyRendererConfig, RendererConfig
 
 if TYPE_CHECKING:
     from uni_agent.gateway.node import GatewayNode
+    from uni_agent.tokens.foreign.package import PackageRenderer
     from uni_agent.tokens.renderer import ChatTemplateRenderer
 
 
@@ -31,7 +32,7 @@ class GatewayAppConfig(Config):
     """JSON lines that the scripted engine plays, one generation a line, to each session from the first one."""
     script_shared: bool = False
     """All sessions take their turns from the one script, in the order in which they ask."""
-    renderer: RendererConfig = RendererConfig()
+    renderer: AnyRendererConfig = RendererConfig()
     """How messages become tokens."""
     template_variables: list[str] = ["enable_thinking", "thinking", "reasoning_effort"]
     """Template variables that a client may set (`chat_template_kwargs`)."""
@@ -42,8 +43,8 @@ class GatewayAppConfig(Config):
     gateway: GatewayConfig = GatewayConfig()
     """The address, its sessions and limits."""
 
-    def build_renderer(self) -> ChatTemplateRenderer:
-        """The renderer, its template proved. Raises ConfigError."""
+    def build_renderer(self) -> ChatTemplateRenderer | PackageRenderer:
+        """The renderer, its chat template proved. Raises ConfigError."""
         return self.renderer.build(self._folder)
 
     @property
@@ -51,7 +52,7 @@ class GatewayAppConfig(Config):
         folder: Any = getattr(self.engine, "path", None)
         return folder if isinstance(folder, Path) else None
 
-    def build_backend(self, renderer: ChatTemplateRenderer) -> SamplingBackend:
+    def build_backend(self, renderer: ChatTemplateRenderer | PackageRenderer) -> SamplingBackend:
         """The engine, not started. Raises ConfigError."""
         if self.script is None:
             return self.engine.build()

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from uni_agent.tokens.base import Renderer
-from uni_agent.tokens.config import RendererConfig
+from uni_agent.tokens.config import AnyRendererConfig
 
 _MOST = 16
 
@@ -21,7 +21,7 @@ class VariableRenderers:
     so there are at most 16 sets.
     """
 
-    def __init__(self, config: RendererConfig, folder: Path | None, allowed: frozenset[str]) -> None:
+    def __init__(self, config: AnyRendererConfig, folder: Path | None, allowed: frozenset[str]) -> None:
         self._config = config
         self._folder = folder
         self._allowed = allowed

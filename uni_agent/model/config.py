@@ -10,7 +10,7 @@ from pydantic import Discriminator, Field, Tag
 from uni_agent.config.base import Config, ConfigPath, PluginConfig, build_object, part_tag
 from uni_agent.engine.base import SamplingParams
 from uni_agent.engine.config import EngineConfig
-from uni_agent.tokens.config import RendererConfig
+from uni_agent.tokens.config import AnyRendererConfig, RendererConfig
 
 if TYPE_CHECKING:
     from uni_agent.model.base import ChatModel
@@ -50,7 +50,7 @@ class TokenModelConfig(Config):
     type: Literal["tokens"]
     engine: EngineConfig
     """What samples."""
-    renderer: RendererConfig = RendererConfig()
+    renderer: AnyRendererConfig = RendererConfig()
     """How messages become tokens."""
     sampling: SamplingConfig = SamplingConfig()
     """How turns are sampled."""

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
-from pydantic import Field
+from pydantic import Discriminator, Field, Tag
 
-from uni_agent.config.base import Config, ConfigPath
+from uni_agent.config.base import Config, ConfigPath, part_tag
 from uni_agent.errors import ConfigError
 
 if TYPE_CHECKING:
     from uni_agent.tokens.base import ToolParser
+    from uni_agent.tokens.foreign.package import PackageRenderer
     from uni_agent.tokens.media import MediaProcessor
     from uni_agent.tokens.renderer import ChatTemplateRenderer
     from uni_agent.tokens.template import ChatTemplate
@@ -46,11 +47,7 @@ class RendererConfig(Config):
         from uni_agent.tokens.template import load_template, read_template
         from uni_agent.tokens.tokenizer import ChatTokenizer
 
-        folder = self.tokenizer or default_tokenizer
-        if folder is None:
-            raise ConfigError(
-                "renderer.tokenizer: name a folder with a tokenizer.json; this engine has no model folder"
-            )
+        folder = _folder(self.tokenizer, default_tokenizer)
         tokenizer = ChatTokenizer.from_folder(folder)
         variables = {**tokenizer.special_tokens, **self.template_kwargs}
         if self.chat_template is not None:
@@ -96,6 +93,49 @@ class RendererConfig(Config):
             return None, str(error)
 
 
+class RenderersPackageConfig(Config):
+    """A renderer of the `renderers` package, written by hand for a family of models; no chat template is read."""
+
+    type: Literal["renderers_package"]
+    tokenizer: ConfigPath | None = None
+    """Folder with tokenizer.json; None: the folder of the engine's model."""
+    renderer: str = "auto"
+    """The package's name for the renderer, such as `qwen3`; `auto`: the one that it knows `model` by."""
+    model: str = ""
+    """The model's name on Hugging Face, such as `Qwen/Qwen3-8B`; only read for `auto`."""
+    template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    """The renderer's own variables, such as `enable_thinking: false`."""
+
+    def build(self, default_tokenizer: Path | None) -> PackageRenderer:
+        """The renderer. Raises ConfigError for what does not exist or fit, MissingExtraError without the package."""
+        from uni_agent.tokens.foreign.package import load_package, package_renderer
+        from uni_agent.tokens.tokenizer import ChatTokenizer
+
+        package = load_package()
+        folder = _folder(self.tokenizer, default_tokenizer)
+        tokenizer = ChatTokenizer.from_folder(folder)
+        return package_renderer(
+            package,
+            tokenizer,
+            name=self.renderer,
+            model=self.model,
+            template_kwargs=self.template_kwargs,
+            stop_token_ids=_stop_ids(folder, tokenizer),
+        )
+
+
+def renderer_tag(value: Any) -> str:
+    """The union member that a raw config selects by its `type`; the chat template without one."""
+    return part_tag(value) or "chat_template"
+
+
+AnyRendererConfig = Annotated[
+    Annotated[RendererConfig, Tag("chat_template")] | Annotated[RenderersPackageConfig, Tag("renderers_package")],
+    Discriminator(renderer_tag),
+]
+"""Any renderer, told apart by `type`."""
+
+
 def choose_parser(name: str, tokenizer: ChatTokenizer, template: ChatTemplate) -> ToolParser:
     """The parser called `name`, or for `auto` the one that fits.
 
@@ -126,6 +166,13 @@ def choose_parser(name: str, tokenizer: ChatTokenizer, template: ChatTemplate) -
         cure = f"fitting: {', '.join(fitting)}"
     what = "cannot be chosen" if name == "auto" else "does not read back the tool calls that it writes"
     raise ConfigError(f"renderer.tool_parser: {name!r} with chat template {template.name} {what}; {cure}")
+
+
+def _folder(own: Path | None, default: Path | None) -> Path:
+    folder = own or default
+    if folder is None:
+        raise ConfigError("renderer.tokenizer: name a folder with a tokenizer.json; this engine has no model folder")
+    return folder
 
 
 def _stop_ids(folder: Path, tokenizer: ChatTokenizer) -> list[int]:

@@ -239,6 +239,8 @@ class GatewayManager:
                 opened = yield from self._asked(place, "create", session_id, settings)
             finally:
                 self._slots.settle(place, None if opened is None else opened.session_id)
+            if opened is None and time.monotonic() > deadline:
+                raise _unreachable(place)
             if opened is not None:
                 return GatewaySession(opened.session_id, opened.base_url, opened.api_key, opened.reward_key)
 
@@ -254,11 +256,14 @@ class GatewayManager:
 
     def _call(self, session_id: str, method: str, *args: Any) -> Plan[Any]:
         """Ask the process that has the session; when it dies meanwhile, the one that brings the session back."""
+        deadline = time.monotonic() + _RETURN_SECONDS
         while True:
-            place = yield from self._find(session_id)
+            place = yield from self._find(session_id, deadline)
             answer = yield from self._asked(place, method, session_id, *args, wrapped=True)
             if answer is not None:
                 return answer.unpack()
+            if time.monotonic() > deadline:
+                raise _unreachable(place)
 
     def _asked(self, place: Place, method: str, *args: Any, wrapped: bool = False) -> Plan[Any]:
         """The actor's value (`wrapped`: its Answer); None when it died."""
@@ -272,13 +277,10 @@ class GatewayManager:
             self._running.died(place.slot, place.generation, error)
             return None
         except (errors.GetTimeoutError, TimeoutError) as error:
-            raise GatewayError(
-                ErrorKind.OVERLOADED, f"the gateway at {place.slot.url} does not answer", retry_after=5.0
-            ) from error
+            raise _unreachable(place) from error
         return answer if wrapped else answer.unpack()
 
-    def _find(self, session_id: str) -> Plan[Place]:
-        deadline = time.monotonic() + _RETURN_SECONDS
+    def _find(self, session_id: str, deadline: float) -> Plan[Place]:
         place = self._slots.where(session_id)
         if place is None:
             place = yield from self._located(session_id)
@@ -308,7 +310,7 @@ class GatewayManager:
         raise GatewayError(ErrorKind.NOT_FOUND, f"there is no session {session_id!r:.80}")
 
     def _address(self, session_id: str) -> Plan[str]:
-        place = yield from self._find(session_id)
+        place = yield from self._find(session_id, time.monotonic() + _RETURN_SECONDS)
         return f"{place.slot.url}/sessions/{session_id}"
 
     def _health(self) -> Plan[dict[str, Any]]:
@@ -365,6 +367,10 @@ class GatewayManager:
                     step = plan.send(value)
         except StopIteration as done:
             return done.value
+
+
+def _unreachable(place: Place) -> GatewayError:
+    return GatewayError(ErrorKind.OVERLOADED, f"the gateway at {place.slot.url} does not answer", retry_after=5.0)
 
 
 def _checked(source: GatewayAppConfig | GatewayFactory, config: GatewayConfig | None) -> GatewayConfig:

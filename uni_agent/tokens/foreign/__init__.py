@@ -1,0 +1,1 @@
+"""Renderers that other packages wrote, behind the `Renderer` protocol."""
