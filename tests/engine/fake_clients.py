@@ -34,9 +34,13 @@ class FakeVerlClient:
     def __init__(self, *answers: Answer) -> None:
         self.answers = list(answers)
         self.calls: list[dict[str, Any]] = []
+        self.images: list[Any] = []
         self.cancelled = 0
 
-    async def generate(self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any]) -> Any:
+    async def generate(
+        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], image_data: Any = None
+    ) -> Any:
+        self.images.append(image_data)
         self.calls.append({"request_id": request_id, "prompt_ids": prompt_ids, **sampling_params})
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         limit = sampling_params.pop("max_tokens")  # as the real server does

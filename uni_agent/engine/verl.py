@@ -22,9 +22,9 @@ class VerlClient(Protocol):
     """
 
     async def generate(
-        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], **images: Any
+        self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], image_data: Any = None
     ) -> Any:
-        """One answer; see above. `images` is nothing, or `image_data`: a list of PIL images."""
+        """One answer; see above. `image_data` is None or a list of PIL images."""
         ...
 
 
