@@ -48,18 +48,16 @@ def joined(events: list[tuple[str, Any]]) -> dict[str, Any]:
     """The message that the chunks of a stream make."""
     calls: list[Any] = []
     message: dict[str, Any] = {"role": "assistant", "content": "", "reasoning_content": "", "tool_calls": calls}
-    for _, chunk in events:
-        for choice in chunk["choices"] if chunk != "[DONE]" else []:
-            delta = choice["delta"]
-            for name in ("content", "reasoning_content"):
-                message[name] += delta.get(name) or ""
-            parts: list[Any] = delta.get("tool_calls") or []
-            for part in parts:
-                if part["index"] == len(calls):
-                    start = {"id": part["id"], "type": "function", "function": {"name": "", "arguments": ""}}
-                    calls.append(start)
-                for name in ("name", "arguments"):
-                    calls[part["index"]]["function"][name] += part["function"].get(name) or ""
+    choices: list[Any] = [choice for _, chunk in events if chunk != "[DONE]" for choice in chunk["choices"]]
+    for delta in [choice["delta"] for choice in choices]:
+        for name in ("content", "reasoning_content"):
+            message[name] += delta.get(name) or ""
+        parts: list[Any] = delta.get("tool_calls") or []
+        for part in parts:
+            if part["index"] == len(calls):
+                calls.append({"id": part["id"], "type": "function", "function": {"name": "", "arguments": ""}})
+            for name in ("name", "arguments"):
+                calls[part["index"]]["function"][name] += part["function"].get(name) or ""
     return message
 
 
