@@ -1,4 +1,4 @@
-"""`uni-agent export RUN`: trajectories as JSON lines, Parquet or chat messages."""
+"""`uni-agent export`: what a run or a gateway recorded, as JSON lines, Parquet or chat messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import importlib
 import os
 import sys
 import tempfile
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from uni_agent.store import RunReader
 
 _ROW_GROUP = 64
+_OF_SESSIONS = ("rows", "sessions")
+_SQLITE = b"SQLite format 3\x00"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,35 +31,124 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--format",
-        choices=("jsonl", "parquet", "sft"),
-        default="jsonl",
-        help="jsonl: all of a trajectory, tokens included; parquet: a row per token chain; sft: chat messages",
+        choices=("jsonl", "parquet", "sft", *_OF_SESSIONS),
+        help="jsonl (the default): all of a trajectory, tokens included; parquet: a row per token chain; sft: chat "
+        "messages. Of a gateway's sessions also rows: those of parquet as JSON lines; sessions: as `finalize` answers",
     )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="where to write (default: stdout)")
     parser.add_argument("--resolved", action="store_true", help="only rollouts that solved their task")
+    sessions = parser.add_argument_group("sessions of a gateway, in place of a run's rollouts")
+    sessions.add_argument(
+        "--journal", type=Path, metavar="PATH", help="read a gateway's journal, or the folder of its journals"
+    )
+    sessions.add_argument("--merged", action="store_true", help="read the journals that were merged into RUN")
+    sessions.add_argument("--session", action="append", default=[], metavar="ID", help="only this session; repeatable")
+    sessions.add_argument(
+        "--scenario", action="append", default=[], metavar="NAME", help="only trajectories of it, as `main`; repeatable"
+    )
+    sessions.add_argument(
+        "--into", metavar="RUN", help="merge the journals into a run, which nobody writes; what it has stays"
+    )
 
 
 def execute(args: argparse.Namespace) -> int:
     """Export; 0 done, 2 when there is nothing to read or nowhere to write."""
     from uni_agent.cli.show import reading_out
-    from uni_agent.config.settings import load_settings
-    from uni_agent.store import RunReader, find_run
 
     try:
+        _check_options(args)
+        if args.into is not None:
+            return _merge(args)
+        args.format = args.format or "jsonl"
         if args.format == "parquet" and args.output is None and sys.stdout.isatty():
             raise ConfigError("parquet is no text for a terminal: name a file with --output")
-        with RunReader(find_run(args.run, load_settings().runs_dir)) as reader:
+        with _exporter(args) as write:
             if args.output is None:
                 with reading_out():
-                    count = _export(reader, args, sys.stdout.buffer)
+                    count = write(sys.stdout.buffer)
             else:
                 with atomic_file(args.output) as file:
-                    count = _export(reader, args, file)
+                    count = write(file)
                 print(f"{args.output}: {count} records", file=sys.stderr)
     except UniAgentError as error:
         print(f"uni-agent export: {error}", file=sys.stderr)
         return 2
     return 0
+
+
+def _check_options(args: argparse.Namespace) -> None:
+    """Raises ConfigError for options that do not go together, and for a target that is no export."""
+    from uni_agent.cli.export_sessions import check_scenarios
+
+    of_sessions = args.journal is not None or args.merged
+    if args.journal is not None and (args.run is not None or args.merged):
+        raise ConfigError("--journal PATH takes the place of RUN and --merged: give one of them")
+    if args.into is not None:
+        given = args.output or args.format or args.session or args.scenario or args.resolved
+        if args.journal is None or given:
+            raise ConfigError("--into RUN merges whole journals: give it with --journal PATH, and nothing else")
+    elif of_sessions and args.resolved:
+        raise ConfigError("--resolved is for rollouts; a gateway's sessions have rewards of their own")
+    elif not of_sessions and (args.session or args.scenario or args.format in _OF_SESSIONS):
+        raise ConfigError(
+            "--session, --scenario and the formats rows and sessions are for a gateway's sessions: "
+            "add --journal PATH, or --merged for those of RUN"
+        )
+    if args.format == "sessions" and args.scenario:
+        raise ConfigError("--format sessions writes whole sessions: leave out --scenario")
+    check_scenarios(args.scenario)
+    _check_target(args.output)
+
+
+def _check_target(path: Path | None) -> None:
+    """An export takes the place of the one before it, never that of what exports are made from."""
+    if path is None or not path.is_file():
+        return
+    from uni_agent.gateway.archive import is_journal
+
+    with boundary(StoreError, f"{path}: cannot be read"), path.open("rb") as file:
+        is_store = file.read(len(_SQLITE)) == _SQLITE
+    if is_store or is_journal(path):
+        what = "a run's store" if is_store else "a gateway's journal"
+        raise ConfigError(f"{path}: is {what} and would be replaced: name another file with --output")
+
+
+def _merge(args: argparse.Namespace) -> int:
+    from uni_agent.cli.export_sessions import merge
+    from uni_agent.config.settings import load_settings
+    from uni_agent.store import find_run
+
+    print(merge(args.journal, find_run(args.into, load_settings().runs_dir)), file=sys.stderr)
+    return 0
+
+
+@contextlib.contextmanager
+def _exporter(args: argparse.Namespace) -> Generator[Callable[[BinaryIO], int]]:
+    """What writes the records to a file, and says how many they are."""
+    from uni_agent.cli import export_sessions
+    from uni_agent.config.settings import load_settings
+    from uni_agent.gateway.archive import is_journal, read_sessions
+    from uni_agent.store import RunReader, find_run
+
+    only = args.session or None
+    if args.journal is not None:
+        sessions = read_sessions(args.journal, only=only)
+        yield lambda file: export_sessions.export(sessions, args, file)
+        return
+    try:
+        run = find_run(args.run, load_settings().runs_dir)
+    except ConfigError as error:
+        if args.run and is_journal(Path(args.run)):
+            raise ConfigError(f"{args.run}: holds journals of a gateway and no run: name it with --journal") from error
+        raise
+    if is_journal(run):
+        raise ConfigError(f"{run}: is a gateway's journal: name it with --journal")
+    with RunReader(run) as reader:
+        if args.merged:
+            merged = export_sessions.merged_sessions(reader, only)
+            yield lambda file: export_sessions.export(merged, args, file)
+        else:
+            yield lambda file: _export(reader, args, file)
 
 
 @contextlib.contextmanager
@@ -81,26 +172,30 @@ def _export(reader: RunReader, args: argparse.Namespace, file: BinaryIO) -> int:
     from uni_agent.store import export
 
     if args.format == "parquet":
-        return _write_parquet(export.chain_rows(reader, resolved_only=args.resolved), file)
+        return write_parquet(
+            export.chain_rows(reader, resolved_only=args.resolved), lambda: _schema(_import("pyarrow")), file
+        )
     records = export.sft_messages if args.format == "sft" else export.trajectories
-    return _write_lines(records(reader, resolved_only=args.resolved), file)
+    return write_lines(map(strict, records(reader, resolved_only=args.resolved)), file)
 
 
-def _write_lines(records: Iterable[dict[str, Any]], file: BinaryIO) -> int:
+def write_lines(lines: Iterable[str], file: BinaryIO) -> int:
+    """Write `lines`, each with a line break behind it; how many they are."""
     count = 0
-    for record in records:
-        file.write(strict(record).encode() + b"\n")
+    for line in lines:
+        file.write(line.encode() + b"\n")
         count += 1
     file.flush()
     return count
 
 
-def _write_parquet(rows: Iterator[dict[str, Any]], file: BinaryIO) -> int:
+def write_parquet(rows: Iterator[dict[str, Any]], schema_of: Callable[[], Any], file: BinaryIO) -> int:
+    """Write a Parquet file of `rows`; how many they are. Raises MissingExtraError without pyarrow."""
     try:
         pa, pq = _import("pyarrow"), _import("pyarrow.parquet")
     except ImportError as error:
         raise MissingExtraError("pyarrow", "datasets", "export --format parquet") from error
-    schema = _schema(pa)
+    schema = schema_of()
     count = 0
     with pq.ParquetWriter(pa.PythonFile(file, mode="w"), schema, compression="zstd") as writer:
         while group := list(islice(rows, _ROW_GROUP)):

@@ -1,5 +1,6 @@
 """The run's store: one SQLite file per run, one writer, any number of readers. See docs/store.md."""
 
+from uni_agent.store.attach import merge_into
 from uni_agent.store.locate import RunPath, find_run, list_runs
 from uni_agent.store.merge import MergedEntry, SessionRow
 from uni_agent.store.reader import RunReader
@@ -21,4 +22,5 @@ __all__ = [
     "TurnRow",
     "find_run",
     "list_runs",
+    "merge_into",
 ]

@@ -100,15 +100,16 @@ def _row(source: str, entry: JournalEntry) -> tuple[Any, ...]:
 
 
 def _rollout_of(entry: JournalEntry) -> tuple[str | None, int | None]:
-    """The task and sample that the session's `metadata` names, if it does."""
-    metadata: Any = entry.data.get("metadata")
-    if not isinstance(metadata, dict):
-        return None, None
-    values = cast("dict[str, Any]", metadata)
+    """The task and sample that the session's `metadata` names, if it does; a gateway has it among the `settings`."""
+    values = _mapping(entry.data.get("metadata", _mapping(entry.data.get("settings")).get("metadata")))
     task, sample = values.get("task_id"), values.get("sample")
     if not isinstance(task, str) or type(sample) is not int or not 0 <= sample < 2**63:
         return None, None
     return task_key(task), sample
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}
 
 
 def _insert(rows: list[tuple[Any, ...]]) -> Change:

@@ -19,7 +19,7 @@ from uni_agent.store.lock import WriterLock
 from uni_agent.store.merge import merge_changes
 from uni_agent.store.records import RolloutRecord
 from uni_agent.store.sameness import content_hash, redact, refuse_changes, stored_config
-from uni_agent.store.schema import DB_NAME, SCHEMA_VERSION, connect_writer, create_tables, has_run
+from uni_agent.store.schema import DB_NAME, SCHEMA_VERSION, connect_writer, create_tables, fold_log, has_run
 from uni_agent.store.text import loads, plain
 from uni_agent.store.writer import Writer
 from uni_agent.types import RolloutKey, Task, Turn
@@ -291,7 +291,7 @@ class RunStore:
             self._writer.close(timeout)
         finally:
             if not self._writer.alive:  # a commit that hangs in the kernel keeps its connection
-                _tidy(self._db)
+                fold_log(self._db)
             self._lock.release()
 
     def __enter__(self) -> Self:
@@ -311,15 +311,3 @@ class RunStore:
         if key is None:
             raise StoreError(f"rollout {rollout_id!r} was never started, or has been finished already")
         return key
-
-
-def _tidy(db: sqlite3.Connection) -> None:
-    """Fold the log into the one file, which can then be copied and read anywhere; readers at work prevent that."""
-    try:
-        db.execute("PRAGMA busy_timeout = 0")
-        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        db.execute("PRAGMA journal_mode = DELETE")
-    except sqlite3.Error:
-        return  # everything committed stands in file and log; only their folding has to wait
-    finally:
-        db.close()

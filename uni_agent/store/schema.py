@@ -128,6 +128,18 @@ def connect_writer(path: str) -> sqlite3.Connection:
     return connection
 
 
+def fold_log(db: sqlite3.Connection) -> None:
+    """Close `db`, its log folded into the one file, which can be copied and read anywhere; readers prevent that."""
+    try:
+        db.execute("PRAGMA busy_timeout = 0")
+        db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        db.execute("PRAGMA journal_mode = DELETE")
+    except sqlite3.Error:
+        return  # everything committed stands in file and log; only their folding has to wait
+    finally:
+        db.close()
+
+
 def has_run(connection: sqlite3.Connection) -> bool:
     """Whether the file holds a run. A process that died while creating one leaves none."""
     query = "SELECT count(*) FROM sqlite_schema WHERE type = 'table' AND name = 'meta'"
