@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
+from uni_agent.tokens.parsers.jsontext import check_depth
 from uni_agent.types import Media, Message, ToolCall
 
 
@@ -59,6 +60,7 @@ def arguments_of(call: ToolCall) -> dict[str, Any]:
         return call.arguments
     try:
         decoded: Any = json.loads(call.raw_arguments)
+        check_depth(decoded)  # a value that no template can walk stands for itself, as text
     except (ValueError, RecursionError):
         return {}
     return cast(dict[str, Any], decoded) if isinstance(decoded, dict) else {}

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from uni_agent.gateway.errors import invalid, unsupported
 from uni_agent.tokens.base import ToolSchema
-from uni_agent.tokens.parsers.jsontext import MAX_DEPTH
+from uni_agent.tokens.parsers.jsontext import check_depth
 from uni_agent.types import Media, Message, ToolCall
 
 Parts = list[str | Media]
@@ -73,18 +73,11 @@ def kind_of(value: Any) -> str:
 
 def too_deep(value: Any) -> bool:
     """Whether `value` is nested over `MAX_DEPTH` levels: templates and `json.dumps` recurse."""
-    level: list[Any] = [value]
-    for _ in range(MAX_DEPTH + 1):
-        below: list[Any] = []
-        for item in level:
-            if isinstance(item, dict):
-                below.extend(cast("dict[str, Any]", item).values())
-            elif isinstance(item, list):
-                below.extend(cast("list[Any]", item))
-        if not below:
-            return False
-        level = below
-    return True
+    try:
+        check_depth(value)
+    except ValueError:
+        return True
+    return False
 
 
 def call_of(id_: Any, name: Any, arguments: Any) -> ToolCall:

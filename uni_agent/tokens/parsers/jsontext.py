@@ -44,6 +44,22 @@ def check_value(value: Any) -> None:
     raise ValueError("nested too deeply")
 
 
+def check_depth(value: Any) -> None:
+    """Raise ValueError when `value` is nested over `MAX_DEPTH`."""
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH + 1):
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                below.extend(cast("dict[Any, Any]", item).values())
+            elif isinstance(item, list):
+                below.extend(cast("list[Any]", item))
+        if not below:
+            return
+        level = below
+    raise ValueError("nested too deeply")
+
+
 def dumps(value: Any) -> str:
     """`value` as JSON text, characters outside ASCII as they are."""
     return json.dumps(value, ensure_ascii=False)
