@@ -20,7 +20,7 @@ $(VENV)/.run-installed: $(BIN)/python pyproject.toml requirements/cpu.txt
 	@touch $@
 
 $(VENV)/.dev-installed: $(BIN)/python pyproject.toml requirements/cpu.txt
-	$(BIN)/python -m pip install --quiet --constraint requirements/cpu.txt --editable '.[embedded,datasets,ray,tinker,dev]'
+	$(BIN)/python -m pip install --quiet --constraint requirements/cpu.txt --editable '.[embedded,datasets,ray,renderers,tinker,dev]'
 	@touch $@ $(VENV)/.run-installed
 
 quickstart: $(VENV)/.run-installed  ## run the quickstart policy on the shell-basics suite, in sandboxes on this host

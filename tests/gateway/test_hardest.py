@@ -459,7 +459,6 @@ async def test_case_10_a_lost_answer_asked_for_again(make: MakeRenderer, protoco
         assert "<|im_start|>assistant\n<|im_start|>" not in shown(t, renderer), "one generation prompt per turn"
 
 
-@pytest.mark.xfail(strict=True, reason="turns that an abandoned and a kept chain share are trained in the older one")
 async def test_case_10_a_retry_at_the_end_leaves_the_reward_with_the_turns_before_it(make: MakeRenderer) -> None:
     renderer = make("qwen3")
     async with serving(renderer, backend=engine(renderer, [call("ls"), "lost", "done"])) as gateway:

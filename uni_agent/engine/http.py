@@ -29,6 +29,7 @@ _CONTEXT_WORDS = (
     "maximum model length",
     "maximum allowed length",
     "too many tokens",
+    "max_tokens must be at least 1, got 0",  # vLLM, for a prompt that fills the window
 )
 Take = Callable[[dict[str, Any]], "float | None"]
 """Takes an event of a stream; see `ReplicaPool.stream`."""

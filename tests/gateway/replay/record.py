@@ -72,7 +72,7 @@ def check_record(given: Sequence[Given], finished: dict[str, Any]) -> None:
             if kind != "sampled":
                 continue
             inside[start:end] = [1] * (end - start)
-            note = taken(left, ids, offset + start, offset + end)
+            note = taken(left, ids, offset + start, offset + end, trajectory["response_logprobs"], offset)
             output = note.output
             assert output is not None
             if trajectory["response_logprobs"] is not None and 1 in mask[start:end]:
@@ -84,11 +84,21 @@ def check_record(given: Sequence[Given], finished: dict[str, Any]) -> None:
     assert lost <= sum(account["dropped"].values()), f"{lost} sampled tokens are nowhere in the export"
 
 
-def taken(left: list[Given], ids: Sequence[int], start: int, end: int) -> Given:
-    """The generation of ids[start:end]; it is taken out of `left`."""
-    for note in left:
-        assert note.output is not None
-        if note.prompt == ids[:start] and note.output.token_ids[: end - start] == ids[start:end]:
-            left.remove(note)
-            return note
+def taken(
+    left: list[Given], ids: Sequence[int], start: int, end: int, logprobs: list[float] | None, offset: int
+) -> Given:
+    """The generation of ids[start:end]; it is taken out of `left`. Twins are told apart by their logprobs."""
+    fitting = [
+        note
+        for note in left
+        if note.output is not None
+        and note.prompt == ids[:start]
+        and note.output.token_ids[: end - start] == ids[start:end]
+    ]
+    if logprobs is not None:
+        said = logprobs[start - offset : end - offset]
+        fitting.sort(key=lambda note: note.output is None or (note.output.logprobs or [])[: end - start] != said)
+    if fitting:
+        left.remove(fitting[0])
+        return fitting[0]
     raise AssertionError(f"no call of the engine gave the tokens {start} to {end} behind what stands before them")

@@ -45,7 +45,9 @@ def test_life_02_case_10_a_lost_reply_and_a_rewritten_last_turn(session: MakeSes
         ((kept.id, second.id), True),
         ((kept.id, third.id), False),
     ]
-    assert chains[2].trained == (third.id,) and chains[2].branched_from == kept.id
+    # What was before the retry is trained where the conversation went on.
+    assert [chain.trained for chain in chains] == [(lost.id,), (second.id,), (kept.id, third.id)]
+    assert chains[1].branched_from == kept.id and chains[2].branched_from is None
     dropped = s.graph.trajectories(abandoned="drop")
     assert [(chain.turns, chain.trained) for chain in dropped] == [((kept.id, third.id), (kept.id, third.id))]
     account = s.graph.account(abandoned="drop").tokens

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -244,3 +245,17 @@ def test_tools_in_another_order_or_spelling_are_the_same_tools(session: MakeSess
     other: list[Any] = [{"function": {"parameters": {}, "name": "b"}, "type": "function"}, BASH]
     assert s.prepare([user("go"), turn.message, user("q")], other).parent is turn
     assert s.prepare([user("go"), turn.message, user("q")], [BASH]).drift == "forked"
+
+
+def test_twins_that_say_the_same_are_told_apart_by_their_call_ids(session: MakeSession) -> None:
+    s = session()
+    ask = [user("one task for two")]
+    ids = ["0123456789abcdef0123456700", "fedcba9876543210fedcba9800"]
+    said = [replace(asks("ls"), tool_calls=(ToolCall(f"call{name}", "bash", {"command": "ls"}),)) for name in ids]
+    twins = [s.write(s.prepare(ask), message) for message in said]
+    assert [turn.message for turn in twins] == said
+    for number in (1, 0, 1):
+        call = ToolCall(f"toolu_{ids[number]}", "bash", {"command": "ls"})
+        echo = [*ask, Message("assistant", tool_calls=(call,)), Message("tool", "same", tool_call_id=call.id)]
+        assert s.prepare(echo).parent is twins[number]
+        s.write(s.prepare(echo), Message("assistant", "done"))

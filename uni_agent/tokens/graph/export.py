@@ -23,11 +23,11 @@ ABANDONED = "abandoned_retry"
 class Chain:
     """One path from the start of a tree to a leaf.
 
-    `cache` is the record: sampled spans are the turns that this chain trains, turns that an earlier chain trains are
+    `cache` is the record: sampled spans are the turns that this chain trains, turns that another chain trains are
     context in it (mask 0, logprob 0.0). `cache.routed_experts` is None or a list of (start, rows), shared
     turns and context included, as far as the engine gave them; `start` indexes `response_ids` and is negative in the
     prompt, and the pieces may overlap by a token. `turns` are the ids of all turns, `trained` of those trained here.
-    `branched_from` is the last turn shared with an earlier chain, `continues` the id of the chain that a compaction
+    `branched_from` is the last turn that another chain trains, `continues` the id of the chain that a compaction
     ended, or that this chain renders anew. `abandoned`: a retry replaced the leaf. `tags` are those of `turns`.
     `message_turns` has one item for each of `messages`: the turn that it is, None for what was not sampled.
     """
@@ -73,16 +73,19 @@ def chains_of(session_id: str, turns: Sequence[Turn], abandoned: AbandonedPolicy
     """The chains of the kept leaves; see `SessionGraph.trajectories`."""
     if abandoned not in ("keep", "drop"):
         raise ValueError(f"abandoned: {abandoned!r} is none of keep, drop")
+    kept = [leaf for leaf in turns if not leaf.contexts and not (abandoned == "drop" and is_abandoned(leaf))]
+    names = {leaf.id: f"{session_id}/{leaf.id}" for leaf in kept}
     owner: dict[int, str] = {}
-    paths: list[tuple[str, list[Turn], frozenset[int]]] = []
-    for leaf in turns:
-        if leaf.contexts or (abandoned == "drop" and is_abandoned(leaf)):
-            continue
-        name = f"{session_id}/{leaf.id}"
-        path = path_to(leaf)
-        trained = frozenset(turn.id for turn in path if owner.setdefault(turn.id, name) == name)
-        paths.append((name, path, trained))
-    return [_chain(name, path, trained, owner) for name, path, trained in paths]
+    # What a retry replaced has no outcome, and thus no reward: turns before it are trained where the episode went on.
+    for leaf in sorted(kept, key=is_abandoned):
+        for turn in path_to(leaf):
+            owner.setdefault(turn.id, names[leaf.id])
+    chains: list[Chain] = []
+    for leaf in kept:
+        name, path = names[leaf.id], path_to(leaf)
+        trained = frozenset(turn.id for turn in path if owner[turn.id] == name)
+        chains.append(_chain(name, path, trained, owner))
+    return chains
 
 
 def account_of(

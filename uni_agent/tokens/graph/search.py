@@ -9,6 +9,9 @@ from uni_agent.tokens.graph.matcher import Matcher
 from uni_agent.tokens.graph.nodes import Context, Turn
 from uni_agent.tokens.graph.reading import Reading
 
+_HANDLE = 26
+"""Letters and digits at the end of a call id that clients leave alone."""
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -29,6 +32,7 @@ def deepest(roots: Iterable[Context], readings: Sequence[Reading], matcher: Matc
 
     `roots` are the trees that render no other chain anew; those that do are searched behind that chain.
 
+    Turns that were sampled for one request and mean the same are told apart by their call ids, when those came back.
     Among equals: a known context before a turn, then the history that reads most like the request, then the newest.
     """
     best: Found | None = None
@@ -47,9 +51,8 @@ def deepest(roots: Iterable[Context], readings: Sequence[Reading], matcher: Matc
             if rank > best_rank:
                 best, best_rank = Found(context.parent, context, end, score == 2 * end), rank
             continue
-        for turn in context.turns:
-            if not matcher.same(turn.reading, readings[end]):
-                continue
+        said = [turn for turn in context.turns if matcher.same(turn.reading, readings[end])]
+        for turn in [turn for turn in said if echoes_ids(turn.reading, readings[end])] or said:
             total = score + closeness(turn.reading, readings[end])
             rank = (end + 1, 0, total, turn.id)
             if rank > best_rank:
@@ -61,6 +64,16 @@ def deepest(roots: Iterable[Context], readings: Sequence[Reading], matcher: Matc
 def closeness(stored: Reading, returned: Reading) -> int:
     """2 for messages written alike, 1 for equal meanings, 0 for what a relaxed matcher accepted."""
     return 2 if stored.reads_like(returned) else int(stored.key == returned.key)
+
+
+def echoes_ids(stored: Reading, returned: Reading) -> bool:
+    """Whether the calls of two turns that mean the same have the same ids, whatever prefix a protocol gave them."""
+    mine, other = stored.message.tool_calls, returned.message.tool_calls
+    return bool(mine) and all(_handle(a.id) == _handle(b.id) != "" for a, b in zip(mine, other, strict=False))
+
+
+def _handle(call_id: str) -> str:
+    return "".join([c for c in call_id if c.isalnum()])[-_HANDLE:]
 
 
 def shared_start(context: Context, readings: Sequence[Reading], matcher: Matcher) -> int:
