@@ -84,8 +84,9 @@ class Chat(Client):
             return
         message: dict[str, Any] = {"role": "assistant", "content": ""}
         for _, event in answer.events:
-            for choice in event["choices"] if isinstance(event, dict) else ():
-                delta = choice["delta"]
+            chunk: Any = {"choices": []} if event == "[DONE]" else event
+            for choice in chunk["choices"]:
+                delta: Any = choice["delta"]
                 message["content"] += delta.get("content") or ""
                 for piece in delta.get("tool_calls") or ():
                     calls = message.setdefault("tool_calls", [])
@@ -172,8 +173,8 @@ def check(vision: ChatTemplateRenderer, finished: dict[str, Any]) -> list[Trajec
 
 def swapped(history: list[Any], old: Media, new: Media) -> list[Any]:
     """`history` with another file in place of an image."""
-    data = [base64.b64encode(media.data).decode() for media in (old, new)]
-    return json.loads(json.dumps(history).replace(*data))
+    before, after = (base64.b64encode(media.data).decode() for media in (old, new))
+    return json.loads(json.dumps(history).replace(before, after))
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -90,11 +90,20 @@ class SamplingBackend(Protocol):
     async def close(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class PromptImage:
+    """An image of a prompt, and where its placeholders stand: `length` ids from `start` on."""
+
+    media: Media
+    start: int
+    length: int
+
+
 class MediaBackend(SamplingBackend, Protocol):
     """A SamplingBackend that takes the images of a prompt beside its ids; `reads_media` says that it does.
 
-    `media` are the images in the order of their runs of placeholders in `prompt_ids`, each run as long as the model's
-    image processor makes it. Without images the keyword is left out.
+    `media` are the images in the order in which they stand in `prompt_ids`, each with as many placeholders as the
+    model's image processor asks for. Without images the keyword is left out.
     """
 
     @property
@@ -107,7 +116,7 @@ class MediaBackend(SamplingBackend, Protocol):
         sampling: SamplingParams,
         *,
         on_tokens: OnTokens | None = None,
-        media: Sequence[Media] = (),
+        media: Sequence[PromptImage] = (),
     ) -> TokenOutput: ...
 
 

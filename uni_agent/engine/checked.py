@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from uni_agent.engine.base import SamplingParams, WeightSpan
+from uni_agent.engine.base import PromptImage, SamplingParams, WeightSpan
 from uni_agent.engine.streaming import Handover
 from uni_agent.errors import MissingExtraError, ModelError, boundary
-from uni_agent.types import Media
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +27,7 @@ class GenerationCall:
     sampling: SamplingParams
     max_tokens: int
     handover: Handover | None = None
-    media: tuple[Media, ...] = ()
+    media: tuple[PromptImage, ...] = ()
 
 
 FinishReason = Literal["stop", "length", "abort"]

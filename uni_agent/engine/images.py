@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 from typing import Any
 
 from uni_agent.errors import ConfigError, MissingExtraError
 from uni_agent.types import Media
 
+_KIND = re.compile(r"image/[\w.+-]{1,80}")
+
 
 def data_url(media: Media) -> str:
-    """The image as a `data:` URL."""
-    return f"data:{media.media_type or 'image/*'};base64,{base64.b64encode(media.data).decode()}"
+    """The image as a `data:` URL without parameters: engines read no others."""
+    kind = media.media_type.partition(";")[0]
+    kind = kind if _KIND.fullmatch(kind) else "image/*"
+    return f"data:{kind};base64,{base64.b64encode(media.data).decode()}"
 
 
 def pil_image(media: Media) -> Any:

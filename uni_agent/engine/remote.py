@@ -8,12 +8,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
 
-from uni_agent.engine.base import OnTokens, SamplingParams, TokenOutput
+from uni_agent.engine.base import OnTokens, PromptImage, SamplingParams, TokenOutput
 from uni_agent.engine.checked import GenerationCall
 from uni_agent.engine.http import RefusedError, Replica, ReplicaFault, ReplicaPool
 from uni_agent.engine.streaming import Handover
 from uni_agent.errors import ConfigError, ContextLengthError, ModelError, TurnTooLongError
-from uni_agent.types import Media
 
 ABORT_SECONDS = 2.0
 _MOST_WAIT = 30.0
@@ -79,7 +78,7 @@ class RemoteBackend(ABC):
         sampling: SamplingParams,
         *,
         on_tokens: OnTokens | None = None,
-        media: Sequence[Media] = (),
+        media: Sequence[PromptImage] = (),
     ) -> TokenOutput:
         """Sample one continuation. Raises ContextLengthError for a full window, TurnTooLongError, else ModelError."""
         if media and not self.reads_media:

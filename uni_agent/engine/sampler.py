@@ -12,9 +12,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from uni_agent.engine.base import OnTokens, SamplingBackend, SamplingParams, TokenOutput, WeightSpan, media_backend
+from uni_agent.engine.base import (
+    OnTokens,
+    PromptImage,
+    SamplingBackend,
+    SamplingParams,
+    TokenOutput,
+    WeightSpan,
+    media_backend,
+)
 from uni_agent.errors import ConfigError, ContextLengthError, ModelError, TurnTooLongError, UniAgentError, boundary
-from uni_agent.types import Media
 
 OnDrop = Callable[[str, int], None]
 """Takes a reason and how many sampled tokens were lost to it: `aborted`, `failed`, `timeout` or `cancelled`."""
@@ -42,7 +49,7 @@ async def sample(
     on_tokens: OnTokens | None = None,
     on_abort: OnAbort = "continue",
     on_drop: OnDrop | None = None,
-    media: Sequence[Media] = (),
+    media: Sequence[PromptImage] = (),
 ) -> Sampling:
     """One answer to `prompt_ids`, in which `media` stand; its finish_reason is never `abort`.
 
@@ -91,7 +98,7 @@ class _Run:
     sampling: SamplingParams
     on_tokens: OnTokens | None
     on_drop: OnDrop | None
-    media: tuple[Media, ...] = ()
+    media: tuple[PromptImage, ...] = ()
     dropped: dict[str, int] = field(default_factory=dict[str, int])
     parts: list[TokenOutput] = field(default_factory=list[TokenOutput])
     kept: list[int] = field(default_factory=list[int])

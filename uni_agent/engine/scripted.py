@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from uni_agent.engine.base import OnTokens, SamplingParams, TokenOutput, WeightSpan
+from uni_agent.engine.base import OnTokens, PromptImage, SamplingParams, TokenOutput, WeightSpan
 from uni_agent.errors import ConfigError, ContextLengthError, ModelError
 from uni_agent.types import Media
 
@@ -135,13 +135,13 @@ class ScriptedBackend:
         sampling: SamplingParams,
         *,
         on_tokens: OnTokens | None = None,
-        media: Sequence[Media] = (),
+        media: Sequence[PromptImage] = (),
     ) -> TokenOutput:
         """The next turn of the id's script. Raises ModelError past its end, ContextLengthError for a full window."""
         if not self.started:
             raise ModelError("the scripted engine is not started")
         if self._record:
-            self.calls.append(ScriptedCall(request_id, list(prompt_ids), sampling, tuple(media)))
+            self.calls.append(ScriptedCall(request_id, list(prompt_ids), sampling, tuple(m.media for m in media)))
         length = len(prompt_ids)
         if self._max_context is not None and length >= self._max_context:
             raise ContextLengthError(f"prompt of {length} tokens, context window of {self._max_context}")

@@ -88,7 +88,7 @@ class SglangBackend(RemoteBackend):
             "stream": False,
         }
         if call.media:
-            body["image_data"] = [data_url(media) for media in call.media]
+            body["image_data"] = [data_url(image.media) for image in call.media]
         if self._routed_experts is not None:
             body["return_routed_experts"] = True
         if call.handover is None:

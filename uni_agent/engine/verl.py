@@ -6,13 +6,12 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
-from uni_agent.engine.base import OnTokens, SamplingParams, TokenOutput, WeightSpan
+from uni_agent.engine.base import OnTokens, PromptImage, SamplingParams, TokenOutput, WeightSpan
 from uni_agent.engine.checked import FinishReason, GenerationCall, Sampled, count, mapping
 from uni_agent.engine.http import is_context_error
 from uni_agent.engine.images import pil_image
 from uni_agent.engine.vllm import merged
 from uni_agent.errors import ContextLengthError, ModelError, UniAgentError
-from uni_agent.types import Media
 
 
 class VerlClient(Protocol):
@@ -78,7 +77,7 @@ class VerlBackend:
         sampling: SamplingParams,
         *,
         on_tokens: OnTokens | None = None,
-        media: Sequence[Media] = (),
+        media: Sequence[PromptImage] = (),
     ) -> TokenOutput:
         """Sample one continuation. Raises ContextLengthError for a full window, else ModelError."""
         del on_tokens
@@ -88,7 +87,7 @@ class VerlBackend:
         fields = self._fields(call)
         images: dict[str, Any] = {}
         if media:
-            images["image_data"] = await asyncio.to_thread(lambda: [pil_image(image) for image in media])
+            images["image_data"] = await asyncio.to_thread(lambda: [pil_image(image.media) for image in media])
         try:
             answer = await self._client.generate(
                 request_id, prompt_ids=call.prompt_ids, sampling_params=fields, **images

@@ -22,6 +22,7 @@ from uni_agent.engine.checked import (
     weight_spans,
 )
 from uni_agent.engine.http import RefusedError, Replica, ReplicaPool
+from uni_agent.engine.images import data_url
 from uni_agent.engine.remote import ABORT_SECONDS, RemoteBackend
 from uni_agent.engine.streaming import Handover
 from uni_agent.errors import ConfigError, ModelError, boundary
@@ -37,6 +38,9 @@ class VllmBackend(RemoteBackend):
 
     `model` is the served name (a LoRA adapter's, too); None takes the server's first. `endpoint` "auto" asks each
     server for `generate` once and stays with `completions` where it is refused. `extra_body` goes into every request.
+
+    Images need `generate` of vLLM 0.32 or later: the ids have one placeholder for each, the image stands beside them
+    (`content_parts`), and the server lays it out. The prompt that it then tells must be the one that was given.
     """
 
     def __init__(
@@ -54,6 +58,11 @@ class VllmBackend(RemoteBackend):
         self._endpoint = endpoint
         self._extra_body = dict(extra_body or {})
         self._without_generate: set[Replica] = set()
+
+    @property
+    def reads_media(self) -> bool:
+        """Whether images can be sent: not to `completions`."""
+        return self._endpoint != "completions"
 
     async def _window(self, replica: Replica) -> int | None:
         body = await self._pool.get(replica, "/v1/models")
@@ -78,6 +87,8 @@ class VllmBackend(RemoteBackend):
                 if self._endpoint == "generate":
                     raise ModelError(f"{error}; start vLLM with --enable-scale-out") from error
                 self._without_generate.add(replica)
+        if call.media:
+            raise ModelError(f"{replica.url} takes no images beside token ids; start vLLM with --enable-scale-out")
         return await self._ask(replica, "/v1/completions", self._body(call, "completions"), call)
 
     async def _ask(self, replica: Replica, path: str, body: dict[str, Any], call: GenerationCall) -> TokenOutput:
@@ -105,7 +116,9 @@ class VllmBackend(RemoteBackend):
         if self._model is not None:
             body["model"] = self._model
         if endpoint == "generate":
-            asked = {"token_ids": call.prompt_ids, "return_token_ids": True}
+            asked: dict[str, Any] = {"token_ids": folded(call), "return_token_ids": True}
+            if call.media:
+                asked["content_parts"] = [{"type": "image_url", "url": data_url(image.media)} for image in call.media]
             return {**body, **asked, "sampling_params": sampling}
         asked = {"prompt": call.prompt_ids, "return_token_ids": True, "return_tokens_as_token_ids": True}
         return {**body, **sampling, **asked}
@@ -183,6 +196,16 @@ class _Stream:
         return {"choices": [choice], "usage": self.usage}
 
 
+def folded(call: GenerationCall) -> list[int]:
+    """The prompt with one placeholder for each image, as vLLM wants it: longer runs would be laid out once more."""
+    out: list[int] = []
+    at = 0
+    for image in call.media:
+        out += call.prompt_ids[at : image.start + 1]
+        at = image.start + image.length
+    return out + call.prompt_ids[at:] if call.media else call.prompt_ids
+
+
 def sampling_fields(call: GenerationCall) -> dict[str, Any]:
     """The call's sampling as vLLM names it. Raises ModelError when `extra` would replace a field set here."""
     sampling = call.sampling
@@ -218,6 +241,8 @@ def _read(answer: dict[str, Any], call: GenerationCall, replica: Replica, *, req
         raise ModelError(f"{replica.url} returned {len(choices or ())} choices, 1 was asked for")
     choice = mapping(choices[0])
     echoed = listing(choice.get("prompt_token_ids")) or listing(answer.get("prompt_token_ids"))
+    if call.media and echoed is None:
+        raise ModelError(f"{replica.url} does not tell how it laid out the prompt's images; vLLM 0.32 or later does")
     if echoed is not None and echoed != call.prompt_ids:
         raise ModelError(f"{replica.url} sampled after a prompt of {len(echoed)} tokens that is not the one sent")
     usage = mapping(answer.get("usage"))

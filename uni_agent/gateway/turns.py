@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
 
-from uni_agent.engine.base import SamplingBackend, SamplingParams
+from uni_agent.engine.base import PromptImage, SamplingBackend, SamplingParams
 from uni_agent.engine.sampler import OnAbort, sample
 from uni_agent.errors import ConfigError, ContextLengthError, ModelError, TurnTooLongError
 from uni_agent.gateway.canonical import FinishedTurn, FinishReason, ModelRequest, TurnHead
@@ -135,17 +135,21 @@ class TurnService:
         emit: Emit | None,
         size: int,
     ) -> FinishedTurn:
+        def rendered() -> tuple[Prepared, tuple[PromptImage, ...]]:
+            prepared = prepare(session, request, intent, scenario)
+            return prepared, prepared.images
+
         started = time.perf_counter()
         size = weight_of(request, size)
         with _translated():
-            prepared = await self._exclusive(session, size, lambda: prepare(session, request, intent, scenario))
+            prepared, images = await self._exclusive(session, size, rendered)
         head = TurnHead(secrets.token_hex(12), request.model or "model", int(time.time()), len(prepared.prompt_ids))
         params, room = self._params(session, request, len(prepared.prompt_ids))
         reading = self.codec.reading(request, prepared.tools, head.id)
         if emit is not None:
             emit(head)
         asked = time.perf_counter()
-        said = await self._sampled(session, prepared, params, reading, request, emit)
+        said = await self._sampled(session, prepared, images, params, reading, request, emit)
         answered = time.perf_counter()
         finished = await self._committed(session, prepared, said, head, request, room, record)
         if emit is not None:
@@ -160,6 +164,7 @@ class TurnService:
         self,
         session: Session,
         prepared: Prepared,
+        images: tuple[PromptImage, ...],
         params: SamplingParams,
         reading: TurnReading,
         request: ModelRequest,
@@ -187,7 +192,7 @@ class TurnService:
                 on_tokens=on_tokens if listening else None,
                 on_abort=policy.on_abort,
                 on_drop=on_drop,
-                media=prepared.media,
+                media=images,
             )
         output = sampling.output
         try:

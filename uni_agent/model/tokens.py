@@ -222,6 +222,6 @@ class AgentChatSession:
             retries=model.retries,
             on_abort="restart",
             on_drop=self._graph.record_drop,
-            media=prepared.media,
+            media=prepared.images,
         )
         return sampling.output

@@ -6,11 +6,12 @@ import hashlib
 import io
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from uni_agent.errors import ConfigError
+from uni_agent.engine.base import PromptImage
+from uni_agent.errors import ConfigError, ModelError
 from uni_agent.types import Media, Message
 
 FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
@@ -64,6 +65,30 @@ def media_of(messages: Iterable[Message]) -> tuple[Media, ...]:
 def processor_of(renderer: object) -> MediaProcessor | None:
     """The processor with which `renderer` shows images; None when it shows none."""
     return getattr(renderer, "media", None)
+
+
+def placed(media: Sequence[Media], ids: Sequence[int], renderer: object) -> tuple[PromptImage, ...]:
+    """`media` with the places of their placeholders in `ids`, a prompt of `renderer`.
+
+    Raises ModelError when the runs of placeholders are not those of the images.
+    """
+    processor = processor_of(renderer)
+    if processor is None:
+        raise ModelError("the prompt holds images, but its renderer knows no placeholder")
+    out: list[PromptImage] = []
+    placeholder, at = processor.placeholder_id, 0
+    for image in media:
+        length = processor.tokens(image)
+        try:
+            at = ids.index(placeholder, at)
+        except ValueError:
+            at = len(ids)
+        out.append(PromptImage(image, at, length))
+        at += length
+    runs = sum(image.length for image in out)
+    if at > len(ids) or runs != ids.count(placeholder):
+        raise ModelError(f"the prompt has {ids.count(placeholder)} placeholders, its {len(media)} images need {runs}")
+    return tuple(out)
 
 
 def image_facts(media: Media) -> ImageFacts:

@@ -28,6 +28,12 @@ class VisionSession(Session):
     def prepare(self, messages: Sequence[Message], tools: Sequence[object] = (BASH,), **kwargs: object) -> Prepared:
         prepared = super().prepare(messages, tools, **kwargs)
         self.consistent(prepared.prompt_ids, prepared.media)
+        placeholder = self.renderer.media.placeholder_id if self.renderer.media else -1
+        for image in prepared.images:
+            end = image.start + image.length
+            assert set(prepared.prompt_ids[image.start : end]) == {placeholder}
+            assert placeholder not in (prepared.prompt_ids[image.start - 1], prepared.prompt_ids[end])
+        assert tuple(image.media for image in prepared.images) == prepared.media
         return prepared
 
     def check(self) -> list[Chain]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from uni_agent.engine.base import PromptImage
 from uni_agent.tokens.base import ToolSchema
 from uni_agent.tokens.graph.nodes import Context, Drift, Intent, Turn, chain_messages
-from uni_agent.tokens.media import media_of
+from uni_agent.tokens.media import media_of, placed
 from uni_agent.types import Media, Message
 
 
@@ -51,3 +52,9 @@ class Prepared:
     def media(self) -> tuple[Media, ...]:
         """The images that the prompt shows, in order: as many as there are runs of placeholders in it."""
         return media_of(self.messages)
+
+    @property
+    def images(self) -> tuple[PromptImage, ...]:
+        """The same with the places of their placeholders, for the engine."""
+        media = self.media
+        return placed(media, self.prompt_ids, self.context.scope.renderer) if media else ()
