@@ -438,6 +438,38 @@ async def test_a_client_that_never_reads_harms_nobody(make: MakeRenderer) -> Non
         assert (await gateway.request("GET", "/healthz")).json["in_flight"] == 0
 
 
+async def test_a_client_that_never_reads_loses_its_place(make: MakeRenderer) -> None:
+    renderer = make("qwen3")
+    long = replies(renderer, "word " * 12_000, piece=1)
+    async with serving(renderer, backend=long, config={"heartbeat": 0.1}) as gateway:
+        session = await gateway.open()
+        body = json.dumps({"messages": HI, "stream": True}).encode()
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nx-api-key: {session.api_key}\r\n"
+        with socket.socket() as one:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            one.connect(("127.0.0.1", int(gateway.url.rsplit(":", 1)[1])))
+            one.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            await asyncio.sleep(0.5)
+            for _ in range(1000):
+                if (await gateway.info(session))["in_flight"] == 0:
+                    break
+                await asyncio.sleep(0.02)
+            assert (await gateway.info(session))["in_flight"] == 0
+            shown = await asyncio.to_thread(everything, one)
+            assert b"[DONE]" not in shown, "given up before its end"
+        account = (await gateway.finalize(session))["accounting"]
+        assert account["sampled"] > 0
+
+
+def everything(one: socket.socket) -> bytes:
+    """What a connection holds, up to its end."""
+    pieces = [b""]
+    with contextlib.suppress(ConnectionResetError):
+        while piece := one.recv(1 << 16):
+            pieces.append(piece)
+    return b"".join(pieces)
+
+
 async def test_clients_that_leave_leave_nothing_behind(make: MakeRenderer) -> None:
     renderer = make("qwen3")
     slow = ScriptedBackend([ScriptedTurn(list(range(50, 90)), token_delay=0.02)], repeat=True)

@@ -18,6 +18,8 @@ from uni_agent.tokens.base import ParserEvent
 
 RunTurns = Callable[[Emit | None], Awaitable[list[FinishedTurn]]]
 
+_STALLED_BEATS = 20
+
 _STREAM_HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
     "Cache-Control": "no-cache",
@@ -184,7 +186,17 @@ class StreamReply:
         data = b"".join(self._pending)
         self._pending.clear()
         if data:
-            await self._response.write(data)
+            await self._written(self._response, data)
+
+    async def _written(self, response: web.StreamResponse, data: bytes) -> None:
+        """Write `data`; a client that takes nothing for many heartbeats is gone, and its place is free."""
+        try:
+            async with asyncio.timeout(_STALLED_BEATS * self._heartbeat):
+                await response.write(data)
+        except TimeoutError as error:
+            if self._http.transport is not None:
+                self._http.transport.abort()
+            raise ConnectionResetError("the client does not read its stream") from error
 
     async def _failed(self, error: GatewayError) -> web.StreamResponse:
         if self._response is None or self._encoder is None:
