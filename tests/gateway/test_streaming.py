@@ -32,13 +32,20 @@ def ended_well(protocol: str, answer: Answer) -> bool:
     return names[-1] in ("message_stop", "response.completed", "response.incomplete")
 
 
+def chunks(answer: Answer) -> list[Any]:
+    """What the events of a Chat stream carry, without the mark of its end."""
+    return [data for _, data in answer.events if data != "[DONE]"]
+
+
 def text_of(protocol: str, answer: Answer) -> str:
     """The joined text deltas."""
+    if protocol == "chat":
+        return "".join(
+            choice["delta"].get("content") or "" for data in chunks(answer) for choice in data.get("choices", ())
+        )
     out: list[str] = []
     for name, data in answer.events:
-        if protocol == "chat" and data != "[DONE]" and data.get("choices"):
-            out.append(data["choices"][0]["delta"].get("content") or "")
-        elif name == "response.output_text.delta":
+        if name == "response.output_text.delta":
             out.append(data["delta"])
         elif name == "content_block_delta" and data["delta"]["type"] == "text_delta":
             out.append(data["delta"]["text"])
@@ -124,7 +131,7 @@ async def test_a_silent_turn_shows_that_it_lives(make: MakeRenderer, protocol: s
         elif protocol == "responses":
             beats = [name for name, _ in answer.events].count("response.in_progress") - 1
         else:
-            beats = sum(data != "[DONE]" and not text_of_chunk(data) for _, data in answer.events) - 2
+            beats = sum(not text_of_chunk(data) for data in chunks(answer)) - 2
         assert beats >= 2, answer.body
 
 
