@@ -88,7 +88,7 @@ class GatewayConfig(Config):
     """Turns of all sessions that are under way; more are answered with 429."""
     max_body_mib: float = Field(default=32.0, gt=0)
     """Largest request, in MiB."""
-    max_json_values: int = Field(default=2_000_000, ge=1000)
+    max_json_values: int = Field(default=500_000, ge=1000)
     """Most commas and brackets of a request: small bodies can be large once they are read."""
     max_context: int | None = Field(default=None, ge=2)
     """Tokens of prompt and answer together; null: the engine's own window."""
