@@ -36,6 +36,7 @@ check: $(VENV)/.dev-installed  ## the fast half: lint and types
 
 bench: $(VENV)/.dev-installed  ## benchmarks; results as JSON on stdout
 	$(BIN)/python benchmarks/loop.py
+	$(BIN)/python benchmarks/gateway.py --quick
 
 schema: $(VENV)/.run-installed  ## write the JSON schema that the YAML files point at
 	$(BIN)/uni-agent schema --write

@@ -1,7 +1,7 @@
 """What the gateway itself costs, over HTTP, in front of an engine that answers at once.
 
     python benchmarks/gateway.py [--quick] [--check] [--protocol all] [--tokenizer FOLDER] [--journal both]
-                                 [--peer rllm=PYTHON] [--peer agentcore=PYTHON]
+                                 [--peer agentcore=PYTHON]
 
 The gateway runs as `uni-agent gateway --engine scripted` in a process of its own; this process is the client. Parts:
 
@@ -16,9 +16,9 @@ streaming  Turns that are streamed token by token: CPU for 1,000 tokens and delt
 answer takes, so it holds the request's own cost, and the scheduler's where cores are few. `timer_delay_ms` is the
 gateway's own metric, the upper bounds of its histogram's buckets.
 
-Peers are driven by the same client with the same bytes when `--peer` names a Python that has them installed:
-`agentcore` (agentcore-rl-toolkit[gateway]) samples in its process, `rllm` (rllm-model-gateway) from a stand-in for vLLM
-that answers at once. Their ratios to this gateway are those of one run on one machine.
+A peer is driven by the same client with the same bytes when `--peer` names a Python that has it installed:
+`agentcore` (agentcore-rl-toolkit[gateway] and boto3) samples in its process, as ours does. Its numbers and ours are
+then those of one run on one machine.
 
 Prints one JSON object on stdout and a table on stderr. `--check` exits 1 when a target is missed.
 """
@@ -121,8 +121,6 @@ class Server:
 
     async def open(self, client: aiohttp.ClientSession) -> tuple[str, dict[str, str]]:
         self.count += 1
-        if self.peer == "rllm":
-            return f"{self.url}/sessions/s{self.count}", {}
         if self.peer:
             return self.url, {"Authorization": f"Bearer s{self.count}"}
         async with client.post(f"{self.url}/sessions", headers={"Authorization": f"Bearer {ADMIN}"}) as answer:
@@ -152,7 +150,11 @@ def serving(command: list[str], peer: str = "") -> Iterator[Server]:
         yield server
     finally:
         process.terminate()
-        process.wait(20)
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 @dataclass(frozen=True)
@@ -244,7 +246,7 @@ async def conversation(
 def http_client() -> aiohttp.ClientSession:
     """A client without limits of its own."""
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=600), auto_decompress=False
+        connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=120), auto_decompress=False
     )
 
 
@@ -538,7 +540,7 @@ def main() -> int:
     parser.add_argument("--sessions", type=int, help="at once (200)")
     parser.add_argument("--many-turns", type=int, help="of each of them (20)")
     parser.add_argument("--passes", type=int, help="of the long session (3)")
-    parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON", help="rllm, agentcore")
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON", help="agentcore")
     args = parser.parse_args()
     usual = {"turns": 20, "sessions": 40, "many_turns": 5, "passes": 1} if args.quick else {}
     for name, value in {"turns": 60, "sessions": 200, "many_turns": 20, "passes": 3, **usual}.items():
