@@ -20,6 +20,7 @@ HEAVY = (
 )
 CORE = (
     "uni_agent.gateway",
+    "uni_agent.gateway.archive",
     "uni_agent.gateway.node",
     "uni_agent.gateway.sessions",
     "uni_agent.gateway.turns",

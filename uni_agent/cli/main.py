@@ -25,7 +25,7 @@ COMMANDS = {
     "view": "open the dashboard",
     "show": "a run's numbers and trajectories, for people and scripts",
     "grade": "grade saved trajectories again, or a dataset by its reference patches",
-    "export": "a run as parquet, JSON lines, or SFT messages",
+    "export": "a run or a gateway's journals as parquet, JSON lines, or SFT messages",
     "gateway": "a stand-alone gateway in front of an engine",
     "data": "convert datasets",
     "schema": "the JSON schema of the YAML, for editors",
