@@ -48,7 +48,7 @@ def execute(args: argparse.Namespace) -> int:
 
 def read_config(args: argparse.Namespace) -> GatewayAppConfig:
     """The configuration that the flags, the file and `-o` state. Raises ConfigError."""
-    from uni_agent.config.load import from_data, load_config, override
+    from uni_agent.config.load import from_data, load_config
 
     flags = _flags(args)
     if args.config is not None:
@@ -56,24 +56,7 @@ def read_config(args: argparse.Namespace) -> GatewayAppConfig:
         return load_config(GatewayAppConfig, args.config, args.override, extra_layers=layers).config
     if "engine" not in flags:
         raise ConfigError(f"name an engine (--engine {', '.join(_ENGINES)}), or a YAML file with one")
-    config = from_data(GatewayAppConfig, flags, "command line")
-    return config if not args.override else override(config, _overlay(args.override), "-o")
-
-
-def _overlay(pairs: list[str]) -> dict[str, Any]:
-    import yaml
-
-    out: dict[str, Any] = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals or not key:
-            raise ConfigError(f"-o {pair!r}: expected key=value")
-        node = out
-        *above, last = key.split(".")
-        for name in above:
-            node = node.setdefault(name, {})
-        node[last] = yaml.safe_load(value)
-    return out
+    return from_data(GatewayAppConfig, flags, "command line", args.override)
 
 
 def _flags(args: argparse.Namespace) -> dict[str, Any]:

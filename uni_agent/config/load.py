@@ -69,10 +69,14 @@ def load_config(
     return Loaded(config, data, digest(data), root)
 
 
-def from_data(cls: type[ConfigT], data: Mapping[str, Any], where: str = "") -> ConfigT:
-    """The configuration that plain data states. Problems name `where`. Raises ConfigReport."""
+def from_data(cls: type[ConfigT], data: Mapping[str, Any], where: str = "", overrides: Sequence[str] = ()) -> ConfigT:
+    """The configuration that plain data states, under `overrides` (`key=value`).
+
+    Problems of the data name `where`. Raises ConfigReport.
+    """
     shape = model_shape(cls)
-    return _validated(cls, complete(lift(data, Origin("layer", where)), shape))
+    root = apply_overrides(complete(lift(data, Origin("layer", where)), shape), shape, overrides)
+    return _validated(cls, complete(root, shape))
 
 
 def override(config: ConfigT, overlay: Mapping[str, Any], where: str = "", *, folder: Path | None = None) -> ConfigT:
