@@ -39,7 +39,8 @@ def read_sessions(path: Path, *, only: Collection[str] | None = None) -> Iterato
     byte and `repair_journal`. A torn last line is passed over. Raises StoreError at a session that lacks an entry.
     """
     files = journal_files(path)  # at the call, not at the first session
-    return (session for file in files for session in _sessions_of(file, only))
+    wanted = None if only is None else frozenset(only)
+    return (session for file in files for session in _sessions_of(file, wanted))
 
 
 def read_journals(path: Path) -> Iterator[tuple[str, Iterator[Entry]]]:
