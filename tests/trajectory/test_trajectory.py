@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -14,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.tokens.graph.support import Session, renderer_of
+from tests.tokens.media.vision import png, vision_renderer, write_vision_folder
 from tests.trajectory.support import exported, small
 from uni_agent.engine.base import TokenOutput, WeightSpan
 from uni_agent.tokens.accounting import masked_copy
@@ -96,13 +98,14 @@ def test_the_scenario_is_that_of_what_is_trained() -> None:
     assert [t.scenario for t in exported(session)] == ["main", "compaction", "title"]
 
 
-def test_images_of_messages_are_its_media_in_their_order() -> None:
-    session = graph_session()
-    other = replace(PNG, data=b"2")
-    messages = [Message("user", "ab", parts=("a", PNG, "b", other)), Message("assistant", "x"), Message("user", "c")]
+def test_images_of_messages_are_its_media_in_their_order(tmp_path: Path) -> None:
+    renderer = vision_renderer(write_vision_folder(tmp_path / "model"))
+    session = Session(SessionGraph("s", renderer), renderer)
+    small, wide = png(), png(200, 60, 1)
+    messages = [Message("user", "ab", parts=("a", small, "b", wide)), Message("assistant", "x"), Message("user", "c")]
     session.ask(messages, "seen")
     (t,) = exported(session)
-    assert [m.data for m in t.multi_modal_data] == [PNG.data, b"2"]
+    assert t.multi_modal_data == (small, wide)
 
 
 def test_json_is_strict_and_comes_back_exactly() -> None:
