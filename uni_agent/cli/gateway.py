@@ -111,6 +111,7 @@ def _absolute(path: str) -> str:
 
 
 async def _serve(config: GatewayAppConfig, token: str | None) -> int:
+    from uni_agent.gateway.http.collector import spare_collections
     from uni_agent.gateway.http.server import GatewayServer
 
     server = GatewayServer(config.build(), admin_token=token)
@@ -120,6 +121,7 @@ async def _serve(config: GatewayAppConfig, token: str | None) -> int:
         loop.add_signal_handler(name, stop.set)
     try:
         await server.start()
+        spare_collections()
         announce(server.url, None if token else server.admin_token)
         await stop.wait()
     finally:

@@ -112,7 +112,8 @@ class Anchor:
         self, tools: Sequence[ToolSchema], calls: Sequence[ToolCall], sentinel: str, *, fresh: bool = False
     ) -> Ending | None:
         """The end of the anchor's assistant turn; None when its text is not there."""
-        key = json.dumps([sentinel, [[call.id, call.name] for call in calls]]) + tools_key(tools)
+        # Ids are new in each turn. Where a template shows them the prefix differs, and the caller asks afresh.
+        key = json.dumps([sentinel, [call.name for call in calls]]) + tools_key(tools)
         if not fresh and key in (cache := self._cache):
             return cache[key]
         ending = self._ending(tools, calls, sentinel)

@@ -27,9 +27,7 @@ class HFMediaProcessor:
         kind = type(processor).__name__
         names = cast("list[str]", getattr(processor, "model_input_names", None) or [])
         if "image_grid_thw" not in names or not hasattr(processor, "get_number_of_image_patches"):
-            raise ConfigError(
-                f"images: {kind} does not show an image as one run of placeholders: not supported"
-            )
+            raise ConfigError(f"images: {kind} does not show an image as one run of placeholders: not supported")
         self.placeholder_id = placeholder_id
         self._processor = processor
         self._merged = int(processor.merge_size) ** 2

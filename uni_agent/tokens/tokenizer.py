@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,6 +14,8 @@ from tokenizers import Tokenizer
 from uni_agent.errors import ConfigError, MissingExtraError, boundary
 from uni_agent.tokens.vocabulary import ControlTokens, Spec, complete, without_controls
 
+_SHARED = range(1024, 65_536)
+"""Lengths of texts, in characters, whose ids are kept."""
 _BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
 _PROBES = ("a", " a", "  a b", "\na", "\n\na", "é漢🧪", "user\nhi", "12 + 3", "{", "\t}\n")
 
@@ -38,6 +41,8 @@ class ChatTokenizer:
             if self._full.token_to_id(text) != id_:
                 raise ConfigError(f"{name}: {text!r} should have id {id_}, it has {self._full.token_to_id(text)}")
         self._behind = False
+        # System prompts with their tools: the same long text at the head of every conversation of a run.
+        self._encoded_shared = lru_cache(maxsize=64)(self._encoded_plain)
         self._check_pieces()
 
     @classmethod
@@ -61,7 +66,12 @@ class ChatTokenizer:
         return self._full.encode(_whole(text), add_special_tokens=False).ids
 
     def encode_plain(self, text: str) -> list[int]:
-        """Ids of `text`, in which no control token is ever found."""
+        """Ids of `text`, in which no control token is ever found; a new list."""
+        if len(text) not in _SHARED:
+            return self._encoded_plain(text)
+        return list(self._encoded_shared(text))
+
+    def _encoded_plain(self, text: str) -> list[int]:
         return self._checked(self._plain.encode(_whole(text), add_special_tokens=False).ids)
 
     def encode_after_control(self, text: str) -> list[int]:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from threading import Lock
 from typing import Any
 
 from uni_agent.tokens.base import ToolSchema
@@ -17,6 +19,7 @@ from uni_agent.tokens.tokenizer import ChatTokenizer
 from uni_agent.types import Media, Message, ToolCall
 
 _THINKING = re.compile(r"<think>(?:(?!</?think>).)*</think>\s*|<think>\s*\Z", re.DOTALL)
+_CACHED_LISTS = 256
 _CACHED = 64
 _SYSTEM, _USER, _ANSWER = "probe-system-text", "probe-user-text", "probe-answer-text"
 
@@ -137,9 +140,23 @@ class Transcriber:
         return True
 
 
+_LOCK = Lock()
+_KEYS: OrderedDict[int, tuple[Sequence[ToolSchema], str]] = OrderedDict()
+
+
 def tools_key(tools: Sequence[ToolSchema]) -> str:
-    """A text that is the same for equal tools."""
-    return json.dumps(list(tools), default=repr) if tools else ""
+    """A text that is the same for equal tools. A list that is asked about again is not read again."""
+    if not tools:
+        return ""
+    known = _KEYS.get(id(tools))
+    if known is not None and known[0] is tools:  # held, so that no other list can have its id
+        return known[1]
+    key = json.dumps(list(tools), default=repr)
+    with _LOCK:
+        _KEYS[id(tools)] = (tools, key)
+        while len(_KEYS) > _CACHED_LISTS:
+            _KEYS.popitem(last=False)
+    return key
 
 
 def without_thinking(text: str) -> str:

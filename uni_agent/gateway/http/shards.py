@@ -142,6 +142,7 @@ def run_shard(data: str, number: int, sockets: list[str], token: str, ready: str
 
 
 async def _shard(config: GatewayAppConfig, number: int, sockets: list[str], token: str, ready: Path) -> None:
+    from uni_agent.gateway.http.collector import spare_collections
     from uni_agent.gateway.http.forward import Forwarder
     from uni_agent.gateway.http.server import GatewayServer
 
@@ -152,6 +153,7 @@ async def _shard(config: GatewayAppConfig, number: int, sockets: list[str], toke
     server = GatewayServer(config.build(shard=number, shards=len(sockets)), admin_token=token, forwarder=forwarder)
     try:
         await server.start(unix_socket=Path(sockets[number]), reuse_port=True)
+        spare_collections()
         await asyncio.to_thread(ready.touch)
         while not stop.is_set() and os.getppid() == supervisor:  # a killed supervisor leaves nobody behind
             with contextlib.suppress(TimeoutError):
