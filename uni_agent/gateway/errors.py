@@ -86,10 +86,15 @@ class GatewayError(UniAgentError):
 
     @property
     def headers(self) -> dict[str, str]:
-        """`Retry-After` in whole seconds, and `x-should-retry` where the status alone would mislead an SDK."""
+        """`Retry-After` in whole seconds, and `x-should-retry` where the status alone would mislead an SDK.
+
+        What is worth a retry always says when: some clients give up at once on an answer that names no time.
+        """
         out: dict[str, str] = {}
         if self.retry_after is not None:
             out["Retry-After"] = str(max(1, round(self.retry_after)))
+        elif self.kind in (ErrorKind.RATE_LIMITED, ErrorKind.OVERLOADED):
+            out["Retry-After"] = "1"
         if self.kind in (ErrorKind.BUDGET, ErrorKind.GONE):
             out["x-should-retry"] = "false"
         return out

@@ -110,7 +110,6 @@ class Session:
                 ErrorKind.NOT_FOUND,
                 f"Previous response with id {response_id!r} not found.",
                 param="previous_response_id",
-                details={"code": "previous_response_not_found"},
             )
         turn, instructions = known
         return chain_messages(turn)[instructions:]

@@ -10,9 +10,9 @@ from aiohttp import web
 from uni_agent.gateway.errors import invalid
 from uni_agent.gateway.http.bodies import decoded, read_body
 from uni_agent.gateway.http.identity import check_admin, reward_session
-from uni_agent.gateway.http.reply import dumped
 from uni_agent.gateway.node import GatewayNode
 from uni_agent.gateway.protocols.reading import too_deep
+from uni_agent.gateway.protocols.sse import json_bytes
 from uni_agent.gateway.session import Phase, Session
 
 _PAGE = 100
@@ -111,7 +111,7 @@ class AdminRoutes:
         if session.phase is Phase.ACTIVE:  # while turns are committed, only the event loop sees a state that adds up
             return _json(node.sessions.export(session).to_json())
         size = 16 * sum(len(turn.ids) + len(turn.context.ids) for turn in session.graph.turns)
-        body = await node.turns.offload(size, lambda: dumped(node.sessions.export(session).to_json()))
+        body = await node.turns.offload(size, lambda: json_bytes(node.sessions.export(session).to_json()))
         return web.Response(body=body, content_type="application/json")
 
     def _check(self, request: web.Request) -> None:
@@ -134,4 +134,4 @@ def _lower(request: web.Request) -> dict[str, str]:
 
 
 def _json(value: Any, status: int = 200) -> web.Response:
-    return web.Response(body=dumped(value), status=status, content_type="application/json")
+    return web.Response(body=json_bytes(value), status=status, content_type="application/json")

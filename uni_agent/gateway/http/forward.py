@@ -14,9 +14,9 @@ from uni_agent.gateway.config import GatewayConfig
 from uni_agent.gateway.errors import ErrorKind, GatewayError
 from uni_agent.gateway.http.bodies import decoded, read_body
 from uni_agent.gateway.http.identity import credentials
-from uni_agent.gateway.http.reply import dumped
 from uni_agent.gateway.keys import read_key
 from uni_agent.gateway.metrics import summed
+from uni_agent.gateway.protocols.sse import json_bytes
 from uni_agent.gateway.sharding import owner_of
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -104,11 +104,11 @@ class Forwarder:
         if request.path == "/healthz":
             merged = _merged_health(values, missing)
             status = 200 if merged["status"] == "ok" else 503
-            return web.Response(body=dumped(merged), status=status, content_type="application/json")
+            return web.Response(body=json_bytes(merged), status=status, content_type="application/json")
         sessions = [session for value in values for session in value["sessions"]]
         sessions.sort(key=lambda session: session["created"])
         more = any(value["has_more"] for value in values)
-        return web.Response(body=dumped({"sessions": sessions, "has_more": more}), content_type="application/json")
+        return web.Response(body=json_bytes({"sessions": sessions, "has_more": more}), content_type="application/json")
 
     async def _asked(self, number: int, request: web.Request) -> bytes | None:
         headers = [(name, value) for name, value in request.headers.items() if name.lower() not in _HOP]

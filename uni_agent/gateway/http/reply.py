@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 from aiohttp import web
 
 from uni_agent.gateway.canonical import FinishedTurn, ModelRequest, TurnHead
 from uni_agent.gateway.errors import ErrorKind, GatewayError
 from uni_agent.gateway.protocols.base import ProtocolAdapter, StreamEncoder
+from uni_agent.gateway.protocols.sse import json_bytes
 from uni_agent.gateway.session import Session
 from uni_agent.gateway.turns import Emit
 from uni_agent.tokens.base import ParserEvent
@@ -38,16 +37,8 @@ def error_response(adapter: ProtocolAdapter, error: GatewayError) -> web.Respons
     """An error in the client's dialect."""
     status, headers, body = adapter.error(error)
     return web.Response(
-        status=status, headers={**error.headers, **headers}, body=dumped(body), content_type="application/json"
+        status=status, headers={**error.headers, **headers}, body=json_bytes(body), content_type="application/json"
     )
-
-
-def dumped(value: Any) -> bytes:
-    """JSON; lone surrogates, which have no UTF-8 form, as escapes."""
-    try:
-        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
-    except UnicodeEncodeError:
-        return json.dumps(value, separators=(",", ":")).encode()
 
 
 class Turning:
@@ -95,7 +86,9 @@ async def whole_response(
         await turning.wait()
         turns = turning.result()
     headers = {"x-request-id": turns[0].head.id, "request-id": turns[0].head.id, **ignored_header(request)}
-    return web.Response(body=dumped(adapter.response(request, turns)), headers=headers, content_type="application/json")
+    return web.Response(
+        body=json_bytes(adapter.response(request, turns)), headers=headers, content_type="application/json"
+    )
 
 
 class StreamReply:

@@ -20,11 +20,12 @@ from uni_agent.gateway.http.admin import AdminRoutes
 from uni_agent.gateway.http.bodies import decoded, read_body
 from uni_agent.gateway.http.forward import Forwarder
 from uni_agent.gateway.http.identity import session_of
-from uni_agent.gateway.http.reply import StreamReply, dumped, error_response, whole_response
+from uni_agent.gateway.http.reply import StreamReply, error_response, whole_response
 from uni_agent.gateway.node import GatewayNode
 from uni_agent.gateway.protocols import adapters
 from uni_agent.gateway.protocols.anthropic_messages import AnthropicMessagesAdapter
 from uni_agent.gateway.protocols.base import ProtocolAdapter
+from uni_agent.gateway.protocols.sse import json_bytes
 from uni_agent.gateway.session import Session
 from uni_agent.gateway.turns import Emit
 
@@ -142,7 +143,7 @@ class GatewayServer:
     async def _health(self, _: web.Request) -> web.Response:
         body = self.node.health()
         return web.Response(
-            body=dumped(body), status=200 if body["status"] == "ok" else 503, content_type="application/json"
+            body=json_bytes(body), status=200 if body["status"] == "ok" else 503, content_type="application/json"
         )
 
     async def _metrics(self, _: web.Request) -> web.Response:
@@ -155,10 +156,10 @@ class GatewayServer:
         while tail.startswith("/v1/") or tail == "/v1":
             tail = tail[3:] or "/"
         if tail == "/models" or tail.startswith("/models/"):
-            return self._models(request, tail)
+            return self._models(tail)
         adapter = self._adapters[_protocol(tail, request.headers)]
         try:
-            if tail == "/reward_info":
+            if tail == "/reward_info" and "session_id" in request.match_info:
                 return await self.admin.reward(request)
             if tail not in _SUFFIX and tail != _COUNT:
                 raise GatewayError(ErrorKind.NOT_FOUND, f"there is nothing at {request.path[:200]}")
@@ -185,7 +186,7 @@ class GatewayServer:
         if count:
             tokens = await node.turns.count(session, request, len(raw))
             node.metrics.requests.labels(adapter.name, "count").inc()
-            return web.Response(body=dumped(self._counter.count_response(tokens)), content_type="application/json")
+            return web.Response(body=json_bytes(self._counter.count_response(tokens)), content_type="application/json")
         with node.admitted(session), session.counting_errors():
             scenario = node.sessions.tag(session, request)
             run = partial(self._run, session, request, scenario, len(raw))
@@ -203,12 +204,11 @@ class GatewayServer:
         node = self.node
         return await node.turns.run(session, request, node.sessions.record, scenario=scenario, emit=emit, size=size)
 
-    def _models(self, request: web.Request, tail: str) -> web.Response:
+    def _models(self, tail: str) -> web.Response:
         name = tail.removeprefix("/models").strip("/")
         card = self.node.model_card(name or self.node.model_name)
         if name:
-            return web.Response(body=dumped(card), content_type="application/json")
-        del request
+            return web.Response(body=json_bytes(card), content_type="application/json")
         listing: dict[str, Any] = {
             "object": "list",
             "data": [card],
@@ -216,7 +216,7 @@ class GatewayServer:
             "first_id": card["id"],
             "last_id": card["id"],
         }
-        return web.Response(body=dumped(listing), content_type="application/json")
+        return web.Response(body=json_bytes(listing), content_type="application/json")
 
 
 def _protocol(tail: str, headers: Mapping[str, str]) -> ProtocolName:

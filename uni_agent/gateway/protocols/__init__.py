@@ -1,4 +1,8 @@
-"""The APIs that clients speak."""
+"""The APIs that clients speak, one folder each, behind the seam in `base`.
+
+In each folder `request`, with `history` and `tools`, reads; `response`, `stream` and `errors` write; `adapter` is the
+`ProtocolAdapter`. What they share is in `reading` (JSON values, messages, images), `parameters` (sampling) and `sse`.
+"""
 
 from __future__ import annotations
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 from uni_agent.gateway.errors import invalid, unsupported
 from uni_agent.tokens.base import ToolSchema
-from uni_agent.tokens.parsers.jsontext import check_depth
+from uni_agent.tokens.parsers.jsontext import MAX_DEPTH, check_depth
 from uni_agent.types import Media, Message, ToolCall
 
 Parts = list[str | Media]
@@ -65,6 +66,14 @@ def number(value: Any, param: str, low: float, high: float) -> float | None:
     return float(value)
 
 
+def flag(body: Mapping[str, Any], key: str, *, default: bool = False, at: str = "") -> bool:
+    """The boolean under `key`, `default` for null. Raises GatewayError; `at` begins the path that it names."""
+    value = body.get(key)
+    if value is not None and not isinstance(value, bool):
+        raise invalid(f"{at}{key}: expected a boolean, got {kind_of(value)}", at + key)
+    return default if value is None else value
+
+
 def kind_of(value: Any) -> str:
     """The JSON type of `value`, for messages."""
     names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
@@ -78,6 +87,27 @@ def too_deep(value: Any) -> bool:
     except ValueError:
         return True
     return False
+
+
+def plain(value: Any, param: str) -> Any:
+    """`value` if it can be written as JSON again. Raises GatewayError for NaN, infinities and nesting over `MAX_DEPTH`.
+
+    Templates and `json.dumps` recurse.
+    """
+    level: list[Any] = [value]
+    for _ in range(MAX_DEPTH + 1):
+        below: list[Any] = []
+        for item in level:
+            if isinstance(item, dict):
+                below.extend(cast("dict[Any, Any]", item).values())
+            elif isinstance(item, list):
+                below.extend(cast("list[Any]", item))
+            elif isinstance(item, float) and not math.isfinite(item):
+                raise invalid(f"{param}: {item} is no JSON", param)
+        if not below:
+            return value
+        level = below
+    raise invalid(f"{param}: nested too deeply, over {MAX_DEPTH} levels", param)
 
 
 def call_of(id_: Any, name: Any, arguments: Any) -> ToolCall:

@@ -1,8 +1,9 @@
-"""Server-sent events."""
+"""JSON as it goes to clients, alone and in server-sent events."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 _BREAKS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
@@ -11,15 +12,19 @@ _BREAKS = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
 DONE = b"data: [DONE]\n\n"
 
 
+def json_bytes(value: Any, escapes: Mapping[int, str] | None = None) -> bytes:
+    """`value` as compact JSON in UTF-8. `escapes`: JSON escapes for characters that may not stand as they are."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+    try:
+        return (text if escapes is None else text.translate(escapes)).encode()
+    except UnicodeEncodeError:
+        # Lone surrogates have no UTF-8 form; as an escape they are still the same string to the client.
+        return json.dumps(value, separators=(",", ":")).encode()
+
+
 def frame(data: dict[str, Any], event: str = "") -> bytes:
     """One event. JSON has no raw line breaks, so its text is always one `data:` line."""
-    # Lone surrogates have no UTF-8 form; as an escape they are still the same string to the client.
-    body = json.dumps(data, ensure_ascii=False, separators=(",", ":")).translate(_BREAKS)
-    try:
-        line = body.encode()
-    except UnicodeEncodeError:
-        line = json.dumps(data, separators=(",", ":")).encode()
-    return (b"event: " + event.encode() + b"\n" if event else b"") + b"data: " + line + b"\n\n"
+    return (b"event: " + event.encode() + b"\n" if event else b"") + b"data: " + json_bytes(data, _BREAKS) + b"\n\n"
 
 
 def comment(text: str = "") -> bytes:

@@ -284,7 +284,7 @@ def test_the_older_form_gets_one_function_call() -> None:
 @pytest.mark.parametrize(
     ("kind", "type_", "code"),
     [
-        (ErrorKind.INVALID_REQUEST, "invalid_request_error", None),
+        (ErrorKind.INVALID_REQUEST, "invalid_request_error", "invalid_value"),
         (ErrorKind.UNSUPPORTED, "invalid_request_error", "unsupported_value"),
         (ErrorKind.CONTEXT_LENGTH, "invalid_request_error", "context_length_exceeded"),
         (ErrorKind.AUTHENTICATION, "invalid_request_error", "invalid_api_key"),
@@ -294,13 +294,13 @@ def test_the_older_form_gets_one_function_call() -> None:
         (ErrorKind.TOO_LARGE, "invalid_request_error", "request_too_large"),
         (ErrorKind.RATE_LIMITED, "rate_limit_error", "rate_limit_exceeded"),
         (ErrorKind.BUDGET, "insufficient_quota", "insufficient_quota"),
-        (ErrorKind.SERVER_ERROR, "server_error", None),
+        (ErrorKind.SERVER_ERROR, "server_error", "server_error"),
         (ErrorKind.ENGINE, "server_error", "engine_error"),
         (ErrorKind.OVERLOADED, "server_error", "overloaded"),
         (ErrorKind.TIMEOUT, "server_error", "timeout"),
     ],
 )
-def test_each_error_in_openais_words(kind: ErrorKind, type_: str, code: str | None) -> None:
+def test_each_error_in_openais_words(kind: ErrorKind, type_: str, code: str) -> None:
     status, headers, body = ADAPTER.error(GatewayError(kind, "what is wrong", retry_after=2.6))
     assert status == STATUS[kind]
     assert (body["error"]["type"], body["error"]["code"]) == (type_, code)

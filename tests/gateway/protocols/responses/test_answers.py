@@ -98,16 +98,16 @@ def test_proto_19_a_full_window_is_said_so_that_clients_compact() -> None:
         (GatewayError(ErrorKind.AUTHENTICATION, "x"), 401, "invalid_api_key", {}),
         (GatewayError(ErrorKind.NOT_FOUND, "x"), 404, "not_found", {}),
         (GatewayError(ErrorKind.NOT_FOUND, "x", param="previous_response_id"), 400, "previous_response_not_found", {}),
-        (GatewayError(ErrorKind.GONE, "x"), 410, "session_closed", {"x-should-retry": "false"}),
+        (GatewayError(ErrorKind.GONE, "x"), 410, "session_gone", {"x-should-retry": "false"}),
         (GatewayError(ErrorKind.TOO_LARGE, "x"), 413, "request_too_large", {}),
         # Without the header Codex gives up at once, which is what an exhausted budget is meant to do.
         (GatewayError(ErrorKind.RATE_LIMITED, "x"), 429, "rate_limit_exceeded", {"Retry-After": "1"}),
         (GatewayError(ErrorKind.RATE_LIMITED, "x", retry_after=7), 429, "rate_limit_exceeded", {"Retry-After": "7"}),
         (GatewayError(ErrorKind.BUDGET, "x"), 429, "insufficient_quota", {"x-should-retry": "false"}),
         (GatewayError(ErrorKind.SERVER_ERROR, "x"), 500, "server_error", {}),
-        (GatewayError(ErrorKind.ENGINE, "x"), 502, "server_error", {}),
-        (GatewayError(ErrorKind.OVERLOADED, "x", retry_after=3), 503, "server_error", {"Retry-After": "3"}),
-        (GatewayError(ErrorKind.TIMEOUT, "x"), 504, "server_error", {}),
+        (GatewayError(ErrorKind.ENGINE, "x"), 502, "engine_error", {}),
+        (GatewayError(ErrorKind.OVERLOADED, "x", retry_after=3), 503, "overloaded", {"Retry-After": "3"}),
+        (GatewayError(ErrorKind.TIMEOUT, "x"), 504, "timeout", {}),
     ],
 )
 def test_errors_in_openais_dialect(error: GatewayError, status: int, code: str, headers: dict[str, str]) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 
 from uni_agent.gateway.canonical import FinishedTurn, ModelRequest, ProtocolName, TurnHead, Wire
 from uni_agent.gateway.errors import GatewayError
-from uni_agent.gateway.protocols.anthropic_messages.answer import answer
 from uni_agent.gateway.protocols.anthropic_messages.errors import error_body, error_headers, error_status
 from uni_agent.gateway.protocols.anthropic_messages.request import read_request
+from uni_agent.gateway.protocols.anthropic_messages.response import answer
 from uni_agent.gateway.protocols.anthropic_messages.stream import MessagesStream
 
 

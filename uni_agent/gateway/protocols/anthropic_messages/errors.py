@@ -39,10 +39,8 @@ def error_status(error: GatewayError) -> int:
 
 
 def error_headers(error: GatewayError) -> dict[str, str]:
-    """The error's own headers; what is worth a retry says when, and a wrong key is not worth one."""
+    """The error's own headers; a wrong key is not worth a retry."""
     headers = error.headers
-    if error.kind in (ErrorKind.RATE_LIMITED, ErrorKind.OVERLOADED):
-        headers.setdefault("Retry-After", "1")
     if error.kind is ErrorKind.AUTHENTICATION:
         headers["x-should-retry"] = "false"
     return headers

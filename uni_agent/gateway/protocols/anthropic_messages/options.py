@@ -5,21 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, cast
 
-from uni_agent.gateway.errors import invalid
 from uni_agent.gateway.protocols.anthropic_messages.blocks import clean
-from uni_agent.gateway.protocols.reading import kind_of, listing, mapping, number, text, whole
-
-
-def sampling(body: Mapping[str, Any]) -> dict[str, float | int]:
-    """What the client asked for, by the names of `SamplingParams`. Raises GatewayError."""
-    top_k = whole(body.get("top_k"), "top_k", least=0)
-    values: dict[str, float | int | None] = {
-        # The API takes 0..1; clients that speak several APIs send up to 2.
-        "temperature": number(body.get("temperature"), "temperature", 0, 2),
-        "top_p": number(body.get("top_p"), "top_p", 0, 1),
-        "top_k": top_k or None,
-    }
-    return {name: value for name, value in values.items() if value is not None}
+from uni_agent.gateway.protocols.reading import listing, mapping, text
 
 
 def stop(body: Mapping[str, Any]) -> tuple[str, ...]:
@@ -27,14 +14,6 @@ def stop(body: Mapping[str, Any]) -> tuple[str, ...]:
     given = listing(body.get("stop_sequences"), "stop_sequences")
     words = [clean(text(word, f"stop_sequences[{i}]")) for i, word in enumerate(given)]
     return tuple(word for word in words if word)
-
-
-def flag(body: Mapping[str, Any], name: str) -> bool:
-    """A boolean, False for null. Raises GatewayError."""
-    value = body.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise invalid(f"{name}: expected a boolean, got {kind_of(value)}", name)
-    return bool(value)
 
 
 def ignored(body: Mapping[str, Any]) -> tuple[str, ...]:

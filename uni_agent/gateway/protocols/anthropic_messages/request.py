@@ -12,7 +12,8 @@ from uni_agent.gateway.protocols.anthropic_messages.blocks import clean
 from uni_agent.gateway.protocols.anthropic_messages.errors import thread_unsupported
 from uni_agent.gateway.protocols.anthropic_messages.history import read_messages, read_system
 from uni_agent.gateway.protocols.anthropic_messages.tools import read_choice, read_tools
-from uni_agent.gateway.protocols.reading import text, whole
+from uni_agent.gateway.protocols.parameters import read_sampling
+from uni_agent.gateway.protocols.reading import flag, text, whole
 
 
 def read_request(wire: Wire) -> ModelRequest:
@@ -34,9 +35,9 @@ def _read(wire: Wire, body: Mapping[str, Any]) -> ModelRequest:
         messages=(*system, *history.messages),
         tools=offer.tools,
         model=clean(text(body.get("model"), "model")),
-        stream=options.flag(body, "stream"),
+        stream=flag(body, "stream"),
         max_tokens=whole(body.get("max_tokens"), "max_tokens"),
-        sampling=options.sampling(body),
+        sampling=read_sampling(body),
         stop=options.stop(body),
         tool_choice=read_choice(body.get("tool_choice"), offer, history.loaded),
         instructions=len(system),

@@ -14,7 +14,8 @@ from typing import Any, Literal
 
 from uni_agent.gateway.canonical import FinishedTurn, TurnHead
 from uni_agent.gateway.errors import GatewayError
-from uni_agent.gateway.protocols.anthropic_messages.answer import (
+from uni_agent.gateway.protocols.anthropic_messages.errors import error_body
+from uni_agent.gateway.protocols.anthropic_messages.response import (
     call_block,
     ending,
     message,
@@ -22,7 +23,6 @@ from uni_agent.gateway.protocols.anthropic_messages.answer import (
     text_block,
     usage,
 )
-from uni_agent.gateway.protocols.anthropic_messages.errors import error_body
 from uni_agent.gateway.protocols.sse import frame
 from uni_agent.tokens.base import CallStarted, ParserEvent, TextDelta
 from uni_agent.tokens.parsers import jsontext

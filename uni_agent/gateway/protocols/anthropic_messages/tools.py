@@ -17,7 +17,7 @@ from typing import Any
 from uni_agent.gateway.canonical import ToolChoice
 from uni_agent.gateway.errors import invalid
 from uni_agent.gateway.protocols.anthropic_messages.blocks import clean
-from uni_agent.gateway.protocols.reading import function_schema, kind_of, listing, mapping, text
+from uni_agent.gateway.protocols.reading import flag, function_schema, listing, mapping, text
 from uni_agent.tokens.base import ToolSchema
 from uni_agent.tokens.parsers.jsontext import check_value
 
@@ -72,23 +72,20 @@ def read_choice(value: Any, offer: Offer, loaded: Iterable[str]) -> ToolChoice:
     if value is None:
         return ToolChoice()
     choice = mapping(value, "tool_choice")
-    parallel = choice.get("disable_parallel_tool_use")
-    if parallel is not None and not isinstance(parallel, bool):
-        path = "tool_choice.disable_parallel_tool_use"
-        raise invalid(f"{path}: expected a boolean, got {kind_of(parallel)}", path)
+    single = flag(choice, "disable_parallel_tool_use", at="tool_choice.")
     kind = text(choice.get("type"), "tool_choice.type")
     if kind in ("auto", "none"):
-        return ToolChoice("auto" if kind == "auto" else "none", parallel=not parallel)
+        return ToolChoice("auto" if kind == "auto" else "none", parallel=not single)
     if kind == "any":
         if not offer.tools:
             raise invalid("tool_choice: asks for a call, but no tool can be offered", "tool_choice")
-        return ToolChoice("required", parallel=not parallel)
+        return ToolChoice("required", parallel=not single)
     if kind != "tool":
         raise invalid(f"tool_choice.type: expected auto, any, none or tool, got {kind!r:.80}", "tool_choice.type")
     name = text(choice.get("name"), "tool_choice.name")
     if name not in loaded and all(tool["function"]["name"] != name for tool in offer.tools):
         raise invalid(f"tool_choice.name: no tool that can be offered is named {name!r:.80}", "tool_choice.name")
-    return ToolChoice("named", name, parallel=not parallel)
+    return ToolChoice("named", name, parallel=not single)
 
 
 def _schema(tool: dict[str, Any], param: str) -> ToolSchema:

@@ -9,7 +9,6 @@ from itertools import groupby
 from typing import Any
 
 from uni_agent.gateway.errors import invalid, unsupported
-from uni_agent.gateway.protocols.openai_chat.depth import check_depth, too_deep
 from uni_agent.gateway.protocols.reading import (
     Parts,
     call_of,
@@ -19,7 +18,9 @@ from uni_agent.gateway.protocols.reading import (
     mapping,
     merged,
     message_of,
+    plain,
     text,
+    too_deep,
 )
 from uni_agent.types import Message, Role, ToolCall
 
@@ -154,7 +155,7 @@ def _call(raw: dict[str, Any], param: str) -> ToolCall:
     function = mapping(raw.get("function"), f"{param}.function")
     arguments = function.get("arguments")
     if not isinstance(arguments, str):
-        check_depth(arguments, f"{param}.function.arguments")
+        plain(arguments, f"{param}.function.arguments")
     call = call_of(raw.get("id"), function.get("name"), arguments)
     if not too_deep(call.arguments):
         return call

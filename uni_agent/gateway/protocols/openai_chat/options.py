@@ -6,13 +6,10 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from uni_agent.gateway.errors import invalid
-from uni_agent.gateway.protocols.openai_chat.depth import check_depth
-from uni_agent.gateway.protocols.reading import kind_of, mapping, number, text, whole
+from uni_agent.gateway.protocols.reading import flag, kind_of, mapping, text, whole
 
 MAX_STOPS = 16
-_SEEDS = 1 << 63
-_TINY_TOP_P = 1e-6
-_RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
+"""Most stop strings of a request."""
 
 _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "presence_penalty": (0,),
@@ -52,37 +49,6 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 """What would change the answer and is not done → the values, beside null, that ask for nothing."""
 
 
-def flag(body: Mapping[str, Any], key: str) -> bool:
-    """A boolean, False for null. Raises GatewayError."""
-    value = body.get(key)
-    if value is not None and not isinstance(value, bool):
-        raise invalid(f"{key}: expected a boolean, got {kind_of(value)}", key)
-    return value or False
-
-
-def sampling(body: Mapping[str, Any]) -> dict[str, float | int]:
-    """What the client set of `SamplingParams`, under its names and in its terms. Raises GatewayError."""
-    top_p = number(body.get("top_p"), "top_p", 0, 1)
-    top_k = whole(body.get("top_k"), "top_k", least=-1)
-    found: dict[str, float | int | None] = {
-        "temperature": number(body.get("temperature"), "temperature", 0, 2),
-        # Engines refuse 0, which OpenAI takes; both leave nothing but the most likely token.
-        "top_p": None if top_p is None else max(top_p, _TINY_TOP_P),
-        "top_k": -1 if top_k == 0 else top_k,
-        "min_p": number(body.get("min_p"), "min_p", 0, 1),
-        "repetition_penalty": number(body.get("repetition_penalty"), "repetition_penalty", 0.01, 100),
-        "seed": _seed(body.get("seed")),
-    }
-    return {key: value for key, value in found.items() if value is not None}
-
-
-def _seed(value: Any) -> int | None:
-    seed = whole(value, "seed", least=-_SEEDS)
-    if seed is not None and seed >= _SEEDS:
-        raise invalid("seed: expected a whole number of 64 bits", "seed")
-    return seed
-
-
 def stop(body: Mapping[str, Any]) -> tuple[str, ...]:
     """The strings that end the turn. Raises GatewayError."""
     value = body.get("stop")
@@ -107,17 +73,6 @@ def logprobs(body: Mapping[str, Any]) -> tuple[bool, tuple[str, ...]]:
         raise invalid("top_logprobs: expected a whole number from 0 to 20", "top_logprobs")
     # The record holds the sampled tokens' logprobs alone.
     return wanted, ("top_logprobs",) if wanted and top else ()
-
-
-def template_kwargs(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Variables for the chat template. Raises GatewayError for those that are not the client's to set."""
-    path = "chat_template_kwargs"
-    values = mapping(body.get(path) or {}, path)
-    for key in _RESERVED:
-        if key in values:
-            raise invalid(f"{path}.{key}: cannot be set", f"{path}.{key}")
-    check_depth(values, path)
-    return values
 
 
 def ignored(body: Mapping[str, Any]) -> tuple[str, ...]:

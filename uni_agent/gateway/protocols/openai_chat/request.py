@@ -11,9 +11,11 @@ from uni_agent.gateway.protocols.openai_chat import options
 from uni_agent.gateway.protocols.openai_chat.dialect import ChatDialect
 from uni_agent.gateway.protocols.openai_chat.history import read_messages
 from uni_agent.gateway.protocols.openai_chat.tools import read_tools
-from uni_agent.gateway.protocols.reading import mapping, text, whole
+from uni_agent.gateway.protocols.parameters import read_sampling, read_template_kwargs
+from uni_agent.gateway.protocols.reading import flag, mapping, text, whole
 
 MAX_SAMPLES = 8
+"""Most answers (`n`) to one request."""
 
 
 def read_request(wire: Wire) -> ModelRequest:
@@ -22,8 +24,8 @@ def read_request(wire: Wire) -> ModelRequest:
     messages, odd_roles = read_messages(body.get("messages"))
     offer = read_tools(body)
     logprobs, odd_logprobs = options.logprobs(body)
-    token_ids = options.flag(body, "return_token_ids")
-    stream = options.flag(body, "stream")
+    token_ids = flag(body, "return_token_ids")
+    stream = flag(body, "stream")
     stream_options = mapping(body.get("stream_options") or {}, "stream_options")
     return ModelRequest(
         wire=wire,
@@ -32,11 +34,11 @@ def read_request(wire: Wire) -> ModelRequest:
         model=text(body.get("model"), "model"),
         stream=stream,
         max_tokens=_max_tokens(body),
-        sampling=options.sampling(body),
+        sampling=read_sampling(body),
         stop=options.stop(body),
         tool_choice=offer.choice,
         samples=_samples(body, stream=stream),
-        template_kwargs=options.template_kwargs(body),
+        template_kwargs=read_template_kwargs(body),
         return_tokens=token_ids or logprobs,
         ignored=(*odd_roles, *offer.ignored, *odd_logprobs, *options.ignored(body)),
         dialect=ChatDialect(

@@ -8,8 +8,7 @@ from typing import Any
 
 from uni_agent.gateway.canonical import ToolChoice
 from uni_agent.gateway.errors import invalid, unsupported
-from uni_agent.gateway.protocols.openai_chat.depth import check_depth
-from uni_agent.gateway.protocols.reading import function_schema, kind_of, listing, mapping
+from uni_agent.gateway.protocols.reading import flag, function_schema, kind_of, listing, mapping, plain
 from uni_agent.tokens.base import ToolSchema
 
 CUSTOM_INPUT: dict[str, Any] = {
@@ -65,20 +64,17 @@ def _schema(inner: dict[str, Any], param: str, parameters: Any) -> ToolSchema:
     name = inner.get("name")
     if not isinstance(name, str) or not name:
         raise invalid(f"{param}.name: a tool needs a name", f"{param}.name")
-    check_depth(parameters, f"{param}.parameters")
+    plain(parameters, f"{param}.parameters")
     return function_schema(name, inner.get("description"), parameters)
 
 
 def _chosen(body: Mapping[str, Any], offer: Offer) -> Offer:
     """`offer` with the client's choice."""
-    parallel = body.get("parallel_tool_calls")
-    if parallel is not None and not isinstance(parallel, bool):
-        param = "parallel_tool_calls"
-        raise invalid(f"{param}: expected a boolean, got {kind_of(parallel)}", param)
+    parallel = flag(body, "parallel_tool_calls", default=True)
     key = "function_call" if offer.legacy and body.get("tool_choice") is None else "tool_choice"
     value = body.get(key)
     # The older form has room for one call.
-    plain = replace(offer, choice=ToolChoice(parallel=parallel is not False and not offer.legacy))
+    plain = replace(offer, choice=ToolChoice(parallel=parallel and not offer.legacy))
     if value is None:
         return plain
     if isinstance(value, str):

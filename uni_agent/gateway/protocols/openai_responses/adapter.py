@@ -8,8 +8,8 @@ from typing import Any
 from uni_agent.gateway.canonical import FinishedTurn, ModelRequest, ProtocolName, TurnHead, Wire
 from uni_agent.gateway.errors import GatewayError
 from uni_agent.gateway.protocols.openai_responses.errors import http_error
-from uni_agent.gateway.protocols.openai_responses.output import finished_response, output_items
-from uni_agent.gateway.protocols.openai_responses.reader import read_request
+from uni_agent.gateway.protocols.openai_responses.request import read_request
+from uni_agent.gateway.protocols.openai_responses.response import finished_response, output_items
 from uni_agent.gateway.protocols.openai_responses.stream import ResponsesStream
 
 

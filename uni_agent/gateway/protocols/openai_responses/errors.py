@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients read them."""
+"""Errors as clients of the Responses API read them."""
 
 from __future__ import annotations
 
@@ -6,27 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from uni_agent.gateway.errors import ErrorKind, GatewayError
+from uni_agent.gateway.protocols.openai_errors import openai_error
 
 _DEFAULT_WAIT = 1.0
-"""Seconds. Codex gives up at once on a 429 that names none."""
-
-_CODES: Mapping[ErrorKind, tuple[str, str | None]] = {
-    ErrorKind.INVALID_REQUEST: ("invalid_request_error", "invalid_value"),
-    ErrorKind.UNSUPPORTED: ("invalid_request_error", "unsupported_value"),
-    ErrorKind.CONTEXT_LENGTH: ("invalid_request_error", "context_length_exceeded"),
-    ErrorKind.AUTHENTICATION: ("invalid_request_error", "invalid_api_key"),
-    ErrorKind.PERMISSION: ("invalid_request_error", "insufficient_permissions"),
-    ErrorKind.NOT_FOUND: ("invalid_request_error", "not_found"),
-    ErrorKind.GONE: ("invalid_request_error", "session_closed"),
-    ErrorKind.TOO_LARGE: ("invalid_request_error", "request_too_large"),
-    ErrorKind.RATE_LIMITED: ("rate_limit_error", "rate_limit_exceeded"),
-    ErrorKind.BUDGET: ("insufficient_quota", "insufficient_quota"),
-    ErrorKind.SERVER_ERROR: ("server_error", "server_error"),
-    ErrorKind.ENGINE: ("server_error", "server_error"),
-    ErrorKind.OVERLOADED: ("server_error", "server_error"),
-    ErrorKind.TIMEOUT: ("server_error", "server_error"),
-}
-"""The `type` and `code` of each kind."""
+"""Seconds that Codex is told to wait when the error names none."""
 
 _FAILED: Mapping[ErrorKind, str] = {
     ErrorKind.CONTEXT_LENGTH: "context_length_exceeded",
@@ -46,14 +29,11 @@ def http_error(error: GatewayError) -> tuple[int, Mapping[str, str], dict[str, A
 
     An unknown `previous_response_id` is a 400, as at OpenAI: it is the request that is wrong, not the route.
     """
-    kind, code = _CODES[error.kind]
-    status, headers = error.status, error.headers
-    if error.kind is ErrorKind.RATE_LIMITED:
-        headers.setdefault("Retry-After", "1")
+    status, body = error.status, openai_error(error, message_of(error))
     if error.kind is ErrorKind.NOT_FOUND and error.param == "previous_response_id":
-        status, code = 400, "previous_response_not_found"
-    body = {"message": message_of(error), "type": kind, "param": error.param or None, "code": code}
-    return status, headers, {"error": body}
+        status = 400
+        body["error"]["code"] = "previous_response_not_found"
+    return status, error.headers, body
 
 
 def failed_error(error: GatewayError) -> dict[str, str]:

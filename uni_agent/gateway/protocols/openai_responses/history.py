@@ -8,8 +8,8 @@ from typing import Any, cast
 
 from uni_agent.gateway.errors import invalid, unsupported
 from uni_agent.gateway.protocols.openai_responses.ids import turn_of
-from uni_agent.gateway.protocols.openai_responses.tools import ToolBox, plain, visible_name
-from uni_agent.gateway.protocols.reading import Parts, call_of, image, listing, mapping, message_of, text
+from uni_agent.gateway.protocols.openai_responses.tools import ToolBox, visible_name
+from uni_agent.gateway.protocols.reading import Parts, call_of, image, listing, mapping, message_of, plain, text
 from uni_agent.types import Message, Role, ToolCall
 
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")

@@ -6,7 +6,8 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from uni_agent.gateway.canonical import FinishedTurn
-from uni_agent.gateway.protocols.openai_responses.output import (
+from uni_agent.gateway.protocols.openai_responses.request import Dialect
+from uni_agent.gateway.protocols.openai_responses.response import (
     Item,
     call_item,
     mark_incomplete,
@@ -15,7 +16,6 @@ from uni_agent.gateway.protocols.openai_responses.output import (
     summary_part,
     text_part,
 )
-from uni_agent.gateway.protocols.openai_responses.reader import Dialect
 from uni_agent.types import ToolCall
 
 Event = dict[str, Any]

@@ -9,7 +9,7 @@ from uni_agent.gateway.canonical import FinishedTurn, ModelRequest, TurnHead
 from uni_agent.gateway.errors import GatewayError
 from uni_agent.gateway.protocols.openai_responses.errors import failed_error
 from uni_agent.gateway.protocols.openai_responses.opened import Event, OpenCall, OpenItem, OpenMessage, OpenReasoning
-from uni_agent.gateway.protocols.openai_responses.output import (
+from uni_agent.gateway.protocols.openai_responses.response import (
     Item,
     cut_short,
     dialect_of,

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from uni_agent.gateway.canonical import ToolChoice
 from uni_agent.gateway.errors import invalid, unsupported
-from uni_agent.gateway.protocols.reading import function_schema, listing, mapping, text
+from uni_agent.gateway.protocols.reading import flag, function_schema, listing, mapping, plain, text
 from uni_agent.tokens.base import ToolSchema
-
-MAX_DEPTH = 100
-"""Deepest nesting of a tool's schema; more would break what writes it as JSON again."""
 
 _DEFAULT_NAMESPACE = "functions"
 _CUSTOM = {"type": "object", "properties": {"input": {"type": "string"}}, "required": ["input"]}
@@ -93,10 +89,7 @@ def read_choice(body: Mapping[str, Any], tools: ToolBox, ignored: dict[str, None
 
     A list of allowed tools is not enforced, since the prompt shows all of them: only its mode counts.
     """
-    parallel = body.get("parallel_tool_calls")
-    if parallel is not None and not isinstance(parallel, bool):
-        raise invalid("parallel_tool_calls: expected true or false", "parallel_tool_calls")
-    several = parallel is not False
+    several = flag(body, "parallel_tool_calls", default=True)
     value = body.get("tool_choice")
     if isinstance(value, dict):
         choice = cast("dict[str, Any]", value)
@@ -116,24 +109,6 @@ def read_choice(body: Mapping[str, Any], tools: ToolBox, ignored: dict[str, None
     if not tools.schemas:
         raise invalid("tool_choice: a call is required, but no tool is offered that can be called", "tool_choice")
     return ToolChoice("required", parallel=several)
-
-
-def plain(value: Any, param: str) -> Any:
-    """`value` if it can be written as JSON again. Raises GatewayError for NaN, infinities and deep nesting."""
-    level: list[Any] = [value]
-    for _ in range(MAX_DEPTH + 1):
-        below: list[Any] = []
-        for item in level:
-            if isinstance(item, dict):
-                below.extend(cast("dict[Any, Any]", item).values())
-            elif isinstance(item, list):
-                below.extend(cast("list[Any]", item))
-            elif isinstance(item, float) and not math.isfinite(item):
-                raise invalid(f"{param}: {item} is no JSON", param)
-        if not below:
-            return value
-        level = below
-    raise invalid(f"{param}: nested more than {MAX_DEPTH} deep", param)
 
 
 def _named(choice: Mapping[str, Any], tools: ToolBox) -> str:

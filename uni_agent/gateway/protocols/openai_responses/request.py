@@ -9,8 +9,9 @@ from typing import Any, cast
 from uni_agent.gateway.canonical import ModelRequest, Wire
 from uni_agent.gateway.errors import invalid, unsupported
 from uni_agent.gateway.protocols.openai_responses.history import History
-from uni_agent.gateway.protocols.openai_responses.tools import ClientTool, ToolBox, plain, read_choice
-from uni_agent.gateway.protocols.reading import listing, mapping, number, text, whole
+from uni_agent.gateway.protocols.openai_responses.tools import ClientTool, ToolBox, read_choice
+from uni_agent.gateway.protocols.parameters import read_sampling, read_template_kwargs
+from uni_agent.gateway.protocols.reading import flag, listing, mapping, plain, text, whole
 from uni_agent.types import Message
 
 
@@ -55,13 +56,11 @@ def read_request(wire: Wire) -> ModelRequest:
         messages=(*leading, *history.messages),
         tools=tuple(tools.schemas),
         model=text(body.get("model"), "model"),
-        stream=_flag(body, "stream"),
+        stream=flag(body, "stream"),
         max_tokens=whole(body.get("max_output_tokens"), "max_output_tokens"),
-        sampling=_sampling(body),
+        sampling=read_sampling(body),
         tool_choice=choice,
-        template_kwargs=mapping(
-            plain(body.get("chat_template_kwargs") or {}, "chat_template_kwargs"), "chat_template_kwargs"
-        ),
+        template_kwargs=read_template_kwargs(body),
         previous_response_id=previous,
         instructions=len(leading),
         ignored=tuple(ignored),
@@ -79,19 +78,6 @@ def _refuse(body: Mapping[str, Any]) -> None:
             raise unsupported(f"{key}: nothing is kept here that it could name; send the items in input", key)
     if body.get("background"):
         raise unsupported("background: responses are only made while the client waits", "background")
-
-
-def _sampling(body: Mapping[str, Any]) -> dict[str, float | int]:
-    read = {
-        "temperature": number(body.get("temperature"), "temperature", 0.0, 2.0),
-        "top_p": number(body.get("top_p"), "top_p", 0.0, 1.0),
-        # Not OpenAI's; engines' own servers take them here too.
-        "top_k": whole(body.get("top_k"), "top_k", least=-1),
-        "min_p": number(body.get("min_p"), "min_p", 0.0, 1.0),
-        "repetition_penalty": number(body.get("repetition_penalty"), "repetition_penalty", 0.0, 10.0),
-        "seed": whole(body.get("seed"), "seed", least=0),
-    }
-    return {key: value for key, value in read.items() if value is not None}
 
 
 def _dialect(body: Mapping[str, Any], tools: ToolBox, ignored: dict[str, None]) -> Dialect:
@@ -151,13 +137,6 @@ def _echo(body: Mapping[str, Any], reasoning: dict[str, Any], form: dict[str, An
 def _object(body: Mapping[str, Any], key: str) -> dict[str, Any]:
     value = body.get(key)
     return {} if value is None else mapping(value, key)
-
-
-def _flag(body: Mapping[str, Any], key: str) -> bool:
-    value = body.get(key)
-    if value is not None and not isinstance(value, bool):
-        raise invalid(f"{key}: expected true or false", key)
-    return value is True
 
 
 def _function(tool: dict[str, Any]) -> bool:

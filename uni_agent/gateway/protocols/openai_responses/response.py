@@ -7,7 +7,7 @@ from typing import Any, Literal, cast
 
 from uni_agent.gateway.canonical import FinishedTurn, ModelRequest, TurnHead, call_id
 from uni_agent.gateway.protocols.openai_responses.ids import item_id, thinking_handle
-from uni_agent.gateway.protocols.openai_responses.reader import Dialect
+from uni_agent.gateway.protocols.openai_responses.request import Dialect
 from uni_agent.gateway.protocols.openai_responses.tools import ClientTool
 from uni_agent.types import ToolCall, Usage
 
