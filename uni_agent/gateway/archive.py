@@ -123,12 +123,7 @@ def _opened(entry: JournaledEntry) -> Session:
 def _finished(session: Session, where: str) -> FinishedSession:
     with boundary(StoreError, f"{where}: session {session.id} cannot be exported"):
         finished = finished_session(session, active=INTERRUPTED)
-    for turn in session.graph.turns:
-        # Turns and contexts name each other. The collector looks for circles by the number of objects, and here few
-        # hold much: without this, many sessions would stay in memory.
-        turn.context.turns.clear()
-        turn.contexts.clear()
-        turn.renewed.clear()
+    session.graph.discard()
     return finished
 
 

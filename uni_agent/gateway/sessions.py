@@ -300,7 +300,9 @@ class Sessions:
         self._drop(session.id)
 
     def _drop(self, session_id: str) -> None:
-        del self._sessions[session_id]
+        session = self._sessions.pop(session_id)
+        if not session.lock.locked():  # else somebody is still reading it
+            session.graph.discard()
         self._remember(session_id)
 
     def _remember(self, session_id: str) -> None:

@@ -111,7 +111,8 @@ class AdminRoutes:
         if session.phase is Phase.ACTIVE:  # while turns are committed, only the event loop sees a state that adds up
             return _json(node.sessions.export(session).to_json())
         size = 16 * sum(len(turn.ids) + len(turn.context.ids) for turn in session.graph.turns)
-        body = await node.turns.offload(size, lambda: json_bytes(node.sessions.export(session).to_json()))
+        async with session.lock:  # nobody lets go of the graph meanwhile
+            body = await node.turns.offload(size, lambda: json_bytes(node.sessions.export(session).to_json()))
         return web.Response(body=body, content_type="application/json")
 
     def _check(self, request: web.Request) -> None:

@@ -186,6 +186,19 @@ class SessionGraph:
         """End the session: what is under way cannot be committed any more. Exports go on working. Idempotent."""
         self.closed = True
 
+    def discard(self) -> None:
+        """Let go of everything; nothing of the graph may be used any more.
+
+        Turns and contexts name each other, and the collector looks for circles by the number of objects, of which few
+        hold much: without this, many discarded graphs would stay in memory.
+        """
+        self.closed = True
+        for turn in self.turns:
+            turn.context.turns.clear()
+            turn.contexts.clear()
+            turn.renewed.clear()
+        self.turns, self._roots, self._by_key = [], {}, {}
+
     def trajectories(self, *, abandoned: AbandonedPolicy = "keep") -> list[Chain]:
         """One chain per kept leaf, in the order of the leaves' commits; each turn is trained in the first that has it.
 
