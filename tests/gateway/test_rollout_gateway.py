@@ -17,7 +17,7 @@ from tests.tokens.conftest import MakeRenderer
 from tests.tokens.small import TEMPLATES
 from uni_agent.engine.scripted import ScriptedBackend
 from uni_agent.errors import ConfigError, UniAgentError
-from uni_agent.gateway import GatewayConfig, RolloutGateway
+from uni_agent.gateway import GatewayConfig, RolloutGateway, signed_key
 from uni_agent.gateway.errors import GatewayError
 
 HI = [{"role": "user", "content": "hi"}]
@@ -64,8 +64,26 @@ def test_what_keeps_it_from_starting_is_raised(make: MakeRenderer) -> None:
             second.start()
     with pytest.raises(ConfigError, match="renderer, or the folder"):
         RolloutGateway(backend=ScriptedBackend())
+    with pytest.raises(ConfigError, match=r"gateway.processes: .* thread"):
+        RolloutGateway(backend=ScriptedBackend(), renderer=renderer, config=GatewayConfig(processes=2))
     with pytest.raises(ConfigError, match="no folder"):
         RolloutGateway.from_engine(engine_url="http://127.0.0.1:1", model="org/name")
+
+
+def test_secrets_come_from_the_variables_that_the_configuration_names(
+    make: MakeRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = GatewayConfig(admin_token_env="THE_TOKEN", session_secret_env="THE_SECRET")
+    renderer = make("qwen3")
+    with pytest.raises(ConfigError, match="THE_SECRET"):
+        RolloutGateway(backend=ScriptedBackend(), renderer=renderer, config=config)
+    monkeypatch.setenv("THE_TOKEN", "of the admin")
+    monkeypatch.setenv("THE_SECRET", "shared")
+    backend = ScriptedBackend(["one"], encode=renderer.tokenizer.encode)
+    with RolloutGateway(backend=backend, renderer=renderer, config=config) as gateway:
+        assert chat(gateway.url, signed_key(b"shared", "api", "s1"), HI)["content"] == "one"
+        told = httpx.get(f"{gateway.url}/sessions/s1", headers={"Authorization": "Bearer of the admin"})
+        assert told.json()["turns"] == gateway.info("s1")["turns"] == 1
 
 
 def test_a_journal_brings_sessions_back(make: MakeRenderer, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def execute(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C. Raises ConfigError for what cannot be served."""
     config = read_config(args)
-    token = args.admin_token or config.admin_token()
+    token = args.admin_token or config.gateway.admin_token()
     if config.gateway.processes > 1:
         from uni_agent.gateway.http.shards import serve_shards
 

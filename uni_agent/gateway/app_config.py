@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import Field
 
 from uni_agent.config.base import Config, ConfigPath
-from uni_agent.config.secrets import secret
 from uni_agent.engine.base import SamplingBackend
 from uni_agent.engine.config import EngineConfig, ScriptedEngineConfig
 from uni_agent.errors import ConfigError
@@ -71,7 +69,6 @@ class GatewayAppConfig(Config):
 
     def build(self, *, shard: int = 0, shards: int = 1) -> GatewayNode:
         """A node, not started: number `shard` of `shards`. Raises ConfigError, StoreError for a journal in use."""
-        from uni_agent.gateway.journal import Journal
         from uni_agent.gateway.node import GatewayNode
         from uni_agent.gateway.renderers import VariableRenderers
         from uni_agent.gateway.sharding import owner_of
@@ -79,24 +76,14 @@ class GatewayAppConfig(Config):
         renderer = self.build_renderer()
         backend = self.build_backend(renderer)
         variables = VariableRenderers(self.renderer, self._folder, frozenset(self.template_variables))
-        folder = self.gateway.journal.folder
-        journal = None
-        if folder is not None:
-            journal = Journal(folder / f"gateway-{shard}.journal", fsync=self.gateway.journal.fsync)
-        name = self.gateway.session_secret_env
         return GatewayNode(
             backend,
             renderer,
             self.gateway,
             model_name=self.model_name,
             sampling=self.sampling.params(),
-            journal=journal,
-            secret=None if name is None else secret(name, "gateway.session_secret_env").encode(),
+            journal=self.gateway.journal.open(shard),
+            secret=self.gateway.secret(),
             renderer_for=variables,
             owns=lambda session_id: owner_of(session_id, shards) == shard,
         )
-
-    def admin_token(self) -> str | None:
-        """The token that the environment names; None when it names none."""
-        name = self.gateway.admin_token_env
-        return (os.environ.get(name, "").strip() or None) if name is not None else None

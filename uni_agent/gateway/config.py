@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+import os
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, field_validator
 
 from uni_agent.config.base import Config, ConfigPath
+from uni_agent.config.secrets import secret
 from uni_agent.gateway.scenario.config import ScenarioConfig
+
+if TYPE_CHECKING:
+    from uni_agent.gateway.journal import Journal
 
 SESSION_ID = r"^[A-Za-z0-9][A-Za-z0-9._:#@=+~-]{0,199}$"
 """What a session id may be: it stands in URLs and file names."""
@@ -63,6 +68,12 @@ class JournalConfig(Config):
     fsync: bool = False
     """Wait for the disk at each turn: needed against a power cut, not against a killed process."""
 
+    def open(self, number: int = 0) -> Journal | None:
+        """The journal of process `number`, opened and locked; None without a folder. Raises StoreError."""
+        from uni_agent.gateway.journal import Journal
+
+        return None if self.folder is None else Journal(self.folder / f"gateway-{number}.journal", fsync=self.fsync)
+
 
 class GatewayConfig(Config):
     """An address at which agents find the model."""
@@ -83,7 +94,8 @@ class GatewayConfig(Config):
     session: SessionSettings = SessionSettings()
     """What sessions start with."""
     max_sessions: int = Field(default=100_000, ge=1)
-    """Sessions that are kept, finished ones included; a new one beyond is answered with 429."""
+    """Sessions that are kept. When there are as many, those that ended are let go of, whether or not their `retention`
+    is over; while all are active, a new one is answered with 429."""
     max_in_flight: int = Field(default=4096, ge=1)
     """Turns of all sessions that are under way; more are answered with 429."""
     max_body_mib: float = Field(default=32.0, gt=0)
@@ -109,6 +121,16 @@ class GatewayConfig(Config):
     """How requests are told apart: main conversation, sub-agents, titles, compactions."""
     journal: JournalConfig = JournalConfig()
     """Durability."""
+
+    def secret(self) -> bytes | None:
+        """What session keys are signed with; None for random keys. Raises ConfigError when the variable is not set."""
+        name = self.session_secret_env
+        return None if name is None else secret(name, "gateway.session_secret_env").encode()
+
+    def admin_token(self) -> str | None:
+        """The token that the environment names; None when it names none."""
+        name = self.admin_token_env
+        return (os.environ.get(name, "").strip() or None) if name is not None else None
 
     @field_validator("public_url")
     @classmethod

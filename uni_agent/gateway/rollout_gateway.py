@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Coroutine, Mapping
+from concurrent.futures import wait
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -14,7 +15,7 @@ from uni_agent.engine.base import SamplingBackend, SamplingParams
 from uni_agent.errors import ConfigError, UniAgentError
 from uni_agent.gateway.config import GatewayConfig
 from uni_agent.gateway.node import GatewayNode
-from uni_agent.gateway.sessions import FinishedSession
+from uni_agent.gateway.sessions import FinishedSession, OpenedSession, Sessions
 from uni_agent.tokens.base import Renderer
 from uni_agent.tokens.config import RendererConfig
 from uni_agent.tokens.graph.session import RendererFor
@@ -37,6 +38,11 @@ class GatewaySession:
     api_key: str
     reward_key: str
 
+    @classmethod
+    def of(cls, opened: OpenedSession, url: str) -> GatewaySession:
+        """A session of the gateway at `url`."""
+        return cls(opened.session_id, f"{url}/sessions/{opened.session_id}", opened.api_key, opened.reward_key)
+
 
 class RolloutGateway:
     """A gateway over an engine.
@@ -46,8 +52,9 @@ class RolloutGateway:
             ...  # an agent works at session.base_url with session.api_key
             trajectories = gateway.finalize(session.session_id).trajectories
 
-    `renderer` knows the model's template; without one it is made from the folder `tokenizer`. All methods may be called
-    from any thread but the gateway's own; inside an event loop, through `asyncio.to_thread`.
+    `renderer` knows the model's template; without one it is made from the folder `tokenizer`. `admin_token` and
+    `secret`, with which session keys are signed, come from the variables that `config` names when they are not given.
+    All methods may be called from any thread but the gateway's own; inside an event loop, through `asyncio.to_thread`.
     """
 
     def __init__(
@@ -70,13 +77,17 @@ class RolloutGateway:
         self._backend = backend
         self._renderer = renderer
         self._config = config or GatewayConfig()
+        if self._config.processes != 1:
+            raise ConfigError(
+                "gateway.processes: a RolloutGateway is a thread; for more than 1 use `uni-agent gateway`"
+            )
         self._options: dict[str, Any] = {
             "model_name": model_name,
             "sampling": sampling,
             "renderer_for": renderer_for,
-            "secret": secret,
+            "secret": self._config.secret() if secret is None else secret,
         }
-        self._admin_token = admin_token
+        self._admin_token = admin_token or self._config.admin_token()
         self._thread: threading.Thread | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
@@ -160,11 +171,9 @@ class RolloutGateway:
 
     async def _serve(self) -> None:
         from uni_agent.gateway.http.server import GatewayServer
-        from uni_agent.gateway.journal import Journal
 
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
-        folder = self._config.journal.folder
-        journal = None if folder is None else Journal(folder / "gateway-0.journal", fsync=self._config.journal.fsync)
+        journal = self._config.journal.open()
         self._node = GatewayNode(self._backend, self._renderer, self._config, journal=journal, **self._options)
         server = GatewayServer(self._node, admin_token=self._admin_token)
         await server.start()
@@ -181,9 +190,7 @@ class RolloutGateway:
         """A new session; `settings` are those of SessionSettings. Raises GatewayError for ones that cannot be."""
 
         async def create() -> GatewaySession:
-            opened = self._sessions.open(session_id, settings)
-            base = f"{self.url}/sessions/{opened.session_id}"
-            return GatewaySession(opened.session_id, base, opened.api_key, opened.reward_key)
+            return GatewaySession.of(self._sessions.open(session_id, settings), self.url)
 
         return self._call(create())
 
@@ -232,7 +239,7 @@ class RolloutGateway:
         self._call(forget())
 
     @property
-    def _sessions(self) -> Any:
+    def _sessions(self) -> Sessions:
         if self._node is None:
             raise UniAgentError("the gateway is not started: use it as a context manager, or call start()")
         return self._node.sessions
@@ -241,4 +248,10 @@ class RolloutGateway:
         if self._loop is None or not self._loop.is_running():
             work.close()
             raise UniAgentError("the gateway is not running: use it as a context manager, or call start()")
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(_CALL_SECONDS)
+        call = asyncio.run_coroutine_threadsafe(work, self._loop)
+        if not wait([call], _CALL_SECONDS).done:
+            raise UniAgentError(
+                f"the gateway's thread did not answer within {_CALL_SECONDS:g} s; the call may still be carried out. "
+                "Its event loop is busy, or this call was made on it"
+            )
+        return call.result()

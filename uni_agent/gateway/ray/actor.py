@@ -13,6 +13,8 @@ from uni_agent.errors import ConfigError, UniAgentError
 from uni_agent.gateway.errors import GatewayError
 from uni_agent.gateway.ray.errors import Answer
 from uni_agent.gateway.ray.source import GatewaySpec
+from uni_agent.gateway.rollout_gateway import GatewaySession
+from uni_agent.gateway.sessions import FinishedSession, Sessions
 from uni_agent.trajectory.optional import load
 
 if TYPE_CHECKING:
@@ -29,16 +31,6 @@ class Started:
     port: int
     sessions: tuple[str, ...]
     active: int
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """A new session's id, address and keys."""
-
-    session_id: str
-    base_url: str
-    api_key: str
-    reward_key: str
 
 
 def _answers(
@@ -81,11 +73,9 @@ class GatewayActor:
         return Started(server.url, port, tuple(session.id for session in sessions), self._active())
 
     @_answers
-    async def create(self, session_id: str | None, settings: Mapping[str, Any]) -> Opened:
+    async def create(self, session_id: str | None, settings: Mapping[str, Any]) -> GatewaySession:
         """A new session."""
-        opened = self._sessions.open(session_id, settings)
-        base = f"{self._running.url}/sessions/{opened.session_id}"
-        return Opened(opened.session_id, base, opened.api_key, opened.reward_key)
+        return GatewaySession.of(self._sessions.open(session_id, settings), self._running.url)
 
     @_answers
     async def has(self, session_id: str) -> bool:
@@ -97,15 +87,15 @@ class GatewayActor:
         return True
 
     @_answers
-    async def finalize(self, session_id: str) -> Any:
-        """End a session; its FinishedSession."""
+    async def finalize(self, session_id: str) -> FinishedSession:
+        """End a session."""
         session = self._sessions.get(session_id)
         await self._sessions.finalize(session)
         return self._sessions.export(session)
 
     @_answers
-    async def abort(self, session_id: str, reason: str) -> Any:
-        """Give a session up; its FinishedSession."""
+    async def abort(self, session_id: str, reason: str) -> FinishedSession:
+        """Give a session up."""
         session = self._sessions.get(session_id)
         await self._sessions.abort(session, reason)
         return self._sessions.export(session)
@@ -144,7 +134,7 @@ class GatewayActor:
         return self._server
 
     @property
-    def _sessions(self) -> Any:
+    def _sessions(self) -> Sessions:
         return self._running.node.sessions
 
     def _active(self) -> int:

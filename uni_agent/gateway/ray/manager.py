@@ -15,7 +15,6 @@ from uni_agent.errors import ConfigError
 from uni_agent.gateway.app_config import GatewayAppConfig
 from uni_agent.gateway.config import GatewayConfig
 from uni_agent.gateway.errors import ErrorKind, GatewayError
-from uni_agent.gateway.ray.actor import Opened
 from uni_agent.gateway.ray.errors import Answer, GatewayLostError
 from uni_agent.gateway.ray.placement import Placement, eligible_nodes, nodes_for
 from uni_agent.gateway.ray.slots import Place, Slots
@@ -77,8 +76,7 @@ class GatewayManager:
         self._source = source
         self._count = count
         self._placement: Placement = placement
-        known = source.admin_token() if isinstance(source, GatewayAppConfig) else None
-        self.admin_token = admin_token or known or secrets.token_urlsafe(32)
+        self.admin_token = admin_token or self._config.admin_token() or secrets.token_urlsafe(32)
         self._options = ActorOptions(num_cpus, resources, runtime_env)
         self._environment = environment
         self._restart = restart
@@ -234,15 +232,15 @@ class GatewayManager:
                     raise GatewayLostError(f"no gateway is alive: {self._failures()}")
                 yield _POLL_SECONDS
                 continue
-            opened: Opened | None = None
+            session: GatewaySession | None = None
             try:
-                opened = yield from self._asked(place, "create", session_id, settings)
+                session = yield from self._asked(place, "create", session_id, settings)
             finally:
-                self._slots.settle(place, None if opened is None else opened.session_id)
-            if opened is None and time.monotonic() > deadline:
+                self._slots.settle(place, None if session is None else session.session_id)
+            if session is None and time.monotonic() > deadline:
                 raise _unreachable(place)
-            if opened is not None:
-                return GatewaySession(opened.session_id, opened.base_url, opened.api_key, opened.reward_key)
+            if session is not None:
+                return session
 
     def _end(self, session_id: str, method: str, *args: Any) -> Plan[FinishedSession]:
         finished: FinishedSession = yield from self._call(session_id, method, *args)

@@ -55,23 +55,18 @@ class GatewaySpec:
         return self._assembled(config, self.source())
 
     def _assembled(self, config: GatewayConfig, parts: GatewayParts) -> GatewayNode:
-        from uni_agent.config.secrets import secret
-        from uni_agent.gateway.journal import Journal
         from uni_agent.gateway.node import GatewayNode
         from uni_agent.gateway.sharding import owner_of
 
         number, count = self.number, self.count
-        folder, name = config.journal.folder, config.session_secret_env
         return GatewayNode(
             parts.backend,
             parts.renderer,
             config,
             model_name=parts.model_name,
             sampling=parts.sampling,
-            journal=None
-            if folder is None
-            else Journal(folder / f"gateway-{number}.journal", fsync=config.journal.fsync),
-            secret=None if name is None else secret(name, "gateway.session_secret_env").encode(),
+            journal=config.journal.open(number),
+            secret=config.secret(),
             renderer_for=parts.renderer_for,
             owns=lambda session_id: owner_of(session_id, count) == number,
         )
