@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from uni_agent.engine.base import PromptImage, SamplingParams, WeightSpan
 from uni_agent.engine.streaming import Handover
-from uni_agent.errors import MissingExtraError, ModelError, boundary
+from uni_agent.errors import ContextLengthError, MissingExtraError, ModelError, boundary
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,25 @@ class GenerationCall:
     max_tokens: int
     handover: Handover | None = None
     media: tuple[PromptImage, ...] = ()
+
+
+def token_limit(prompt: Sequence[int], sampling: SamplingParams, window: int | None, engine: str) -> int:
+    """New tokens to ask for: never left to an engine's default, of which 16 and 128 are usual.
+
+    Raises ContextLengthError when `prompt` fills the `window`, ModelError for an empty prompt, a `max_tokens` below 1,
+    and when neither it nor a window is known; `engine` is who should have named one.
+    """
+    if not prompt:
+        raise ModelError("the prompt is empty")
+    if sampling.max_tokens is not None and sampling.max_tokens < 1:
+        raise ModelError(f"max_tokens is {sampling.max_tokens}, at least 1 is needed")
+    if window is not None and len(prompt) >= window:
+        raise ContextLengthError(f"prompt of {len(prompt)} tokens, context window of {window}")
+    room = None if window is None else window - len(prompt)
+    limits = [limit for limit in (sampling.max_tokens, room) if limit is not None]
+    if not limits:
+        raise ModelError(f"max_tokens is needed: {engine} names no context window")
+    return min(limits)
 
 
 FinishReason = Literal["stop", "length", "abort"]

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from uni_agent.engine.base import OnTokens, PromptImage, SamplingParams, TokenOutput
-from uni_agent.engine.checked import GenerationCall
+from uni_agent.engine.checked import GenerationCall, token_limit
 from uni_agent.engine.http import RefusedError, Replica, ReplicaFault, ReplicaPool
 from uni_agent.engine.streaming import Handover
-from uni_agent.errors import ConfigError, ContextLengthError, ModelError, TurnTooLongError
+from uni_agent.errors import ConfigError, ModelError, TurnTooLongError
 
 ABORT_SECONDS = 2.0
 _MOST_WAIT = 30.0
@@ -85,7 +85,7 @@ class RemoteBackend(ABC):
             raise ModelError("the prompt holds images, which this server does not take beside token ids")
         if not self._started:
             raise ModelError("the engine is not started")
-        limit = self._limit(prompt_ids, sampling)
+        limit = token_limit(prompt_ids, sampling, self._max_context, "the server")
         prompt = list(prompt_ids)
         for round_ in range(self._retries + 1):
             wait = self._backoff * 2**round_
@@ -108,20 +108,6 @@ class RemoteBackend(ABC):
                 raise ModelError(f"the engine failed after {tried}: {faults[-1]}") from faults[-1]
             await asyncio.sleep(min(wait, _MOST_WAIT))
         raise AssertionError("unreachable: the last round returns or raises")
-
-    def _limit(self, prompt: list[int], sampling: SamplingParams) -> int:
-        """New tokens to ask for, never left to a server's default (16 and 128 are usual)."""
-        if not prompt:
-            raise ModelError("the prompt is empty")
-        if sampling.max_tokens is not None and sampling.max_tokens < 1:
-            raise ModelError(f"max_tokens is {sampling.max_tokens}, at least 1 is needed")
-        window = self._max_context
-        if window is not None and len(prompt) >= window:
-            raise ContextLengthError(f"prompt of {len(prompt)} tokens, context window of {window}")
-        limits = [n for n in (sampling.max_tokens, window and window - len(prompt)) if n is not None]
-        if not limits:
-            raise ModelError("max_tokens is needed: the server names no context window")
-        return min(limits)
 
     async def _attempt(self, replica: Replica, call: GenerationCall) -> TokenOutput:
         try:

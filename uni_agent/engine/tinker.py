@@ -7,7 +7,7 @@ import os
 from typing import Any, Protocol
 
 from uni_agent.engine.base import OnTokens, SamplingParams, TokenOutput, WeightSpan
-from uni_agent.engine.checked import GenerationCall, Sampled, count, finish_reason
+from uni_agent.engine.checked import GenerationCall, Sampled, count, finish_reason, token_limit
 from uni_agent.engine.http import is_context_error
 from uni_agent.errors import ConfigError, ContextLengthError, MissingExtraError, ModelError, boundary
 
@@ -92,7 +92,8 @@ class TinkerBackend:
         client = self._client
         if client is None:
             raise ModelError("the engine is not started")
-        call = GenerationCall("", request_id, list(prompt_ids), sampling, self._limit(prompt_ids, sampling))
+        limit = token_limit(prompt_ids, sampling, self._max_context, "Tinker")
+        call = GenerationCall("", request_id, list(prompt_ids), sampling, limit)
         try:
             prompt = self._sdk.ModelInput.from_ints(call.prompt_ids)
             params = self._sdk.SamplingParams(**sampling_fields(call))
@@ -104,19 +105,6 @@ class TinkerBackend:
             raise cls(f"Tinker failed: {type(error).__name__}: {error}") from error
         with boundary(ModelError, "Tinker's answer cannot be read"):
             return self._read(answer, call)
-
-    def _limit(self, prompt: list[int], sampling: SamplingParams) -> int:
-        if not prompt:
-            raise ModelError("the prompt is empty")
-        if sampling.max_tokens is not None and sampling.max_tokens < 1:
-            raise ModelError(f"max_tokens is {sampling.max_tokens}, at least 1 is needed")
-        room = None if self._max_context is None else self._max_context - len(prompt)
-        if room is not None and room < 1:
-            raise ContextLengthError(f"prompt of {len(prompt)} tokens, context window of {self._max_context}")
-        limits = [limit for limit in (sampling.max_tokens, room) if limit is not None]
-        if not limits:
-            raise ModelError("max_tokens is needed: Tinker names no context window")
-        return min(limits)
 
     def _read(self, answer: Any, call: GenerationCall) -> TokenOutput:
         if len(answer.sequences) != 1:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Literal, Protocol
 
 from uni_agent.engine.base import OnTokens, PromptImage, SamplingParams, TokenOutput, WeightSpan
-from uni_agent.engine.checked import FinishReason, GenerationCall, Sampled, count, mapping
+from uni_agent.engine.checked import FinishReason, GenerationCall, Sampled, count, mapping, token_limit
 from uni_agent.engine.http import is_context_error
 from uni_agent.engine.images import pil_image
 from uni_agent.engine.vllm import merged
@@ -83,7 +83,8 @@ class VerlBackend:
         del on_tokens
         if not self._started:
             raise ModelError("the engine is not started")
-        call = GenerationCall("", request_id, list(prompt_ids), sampling, self._limit(prompt_ids, sampling))
+        limit = token_limit(prompt_ids, sampling, self._max_context, "verl's client")
+        call = GenerationCall("", request_id, list(prompt_ids), sampling, limit)
         fields = self._fields(call)
         images: dict[str, Any] = {}
         if media:
@@ -98,19 +99,6 @@ class VerlBackend:
             cls = ContextLengthError if is_context_error(str(error)) else ModelError
             raise cls(f"verl's server failed: {type(error).__name__}: {error}") from error
         return _read(answer, call)
-
-    def _limit(self, prompt: list[int], sampling: SamplingParams) -> int:
-        if not prompt:
-            raise ModelError("the prompt is empty")
-        if sampling.max_tokens is not None and sampling.max_tokens < 1:
-            raise ModelError(f"max_tokens is {sampling.max_tokens}, at least 1 is needed")
-        room = None if self._max_context is None else self._max_context - len(prompt)
-        if room is not None and room < 1:
-            raise ContextLengthError(f"prompt of {len(prompt)} tokens, context window of {self._max_context}")
-        limits = [limit for limit in (sampling.max_tokens, room) if limit is not None]
-        if not limits:  # verl's own default depends on the prompt and on `rollout.response_length`
-            raise ModelError("max_tokens is needed: verl's client names no context window")
-        return min(limits)
 
     def _fields(self, call: GenerationCall) -> dict[str, Any]:
         """The call's sampling as verl's servers read it; they change the dict, so it is a new one each time."""

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 from uni_agent.gateway.errors import invalid, unsupported
 from uni_agent.tokens.base import ToolSchema
-from uni_agent.tokens.parsers.jsontext import MAX_DEPTH, check_depth
+from uni_agent.tokens.parsers.jsontext import check_depth, levels
 from uni_agent.types import Media, Message, ToolCall
 
 Parts = list[str | Media]
@@ -81,7 +81,7 @@ def kind_of(value: Any) -> str:
 
 
 def too_deep(value: Any) -> bool:
-    """Whether `value` is nested over `MAX_DEPTH` levels: templates and `json.dumps` recurse."""
+    """Whether `value` is nested more deeply than templates and `json.dumps`, which recurse, can walk."""
     try:
         check_depth(value)
     except ValueError:
@@ -90,24 +90,15 @@ def too_deep(value: Any) -> bool:
 
 
 def plain(value: Any, param: str) -> Any:
-    """`value` if it can be written as JSON again. Raises GatewayError for NaN, infinities and nesting over `MAX_DEPTH`.
-
-    Templates and `json.dumps` recurse.
-    """
-    level: list[Any] = [value]
-    for _ in range(MAX_DEPTH + 1):
-        below: list[Any] = []
-        for item in level:
-            if isinstance(item, dict):
-                below.extend(cast("dict[Any, Any]", item).values())
-            elif isinstance(item, list):
-                below.extend(cast("list[Any]", item))
-            elif isinstance(item, float) and not math.isfinite(item):
-                raise invalid(f"{param}: {item} is no JSON", param)
-        if not below:
-            return value
-        level = below
-    raise invalid(f"{param}: nested too deeply, over {MAX_DEPTH} levels", param)
+    """`value` if it can be written as JSON again. Raises GatewayError for NaN, infinities and nesting that is too deep."""
+    try:
+        for level in levels(value):
+            for item in level:
+                if isinstance(item, float) and not math.isfinite(item):
+                    raise invalid(f"{param}: {item} is no JSON", param)
+    except ValueError as error:
+        raise invalid(f"{param}: {error}", param) from error
+    return value
 
 
 def call_of(id_: Any, name: Any, arguments: Any) -> ToolCall:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
 from typing import Any, NoReturn, cast
 
 MAX_DEPTH = 100
@@ -24,10 +25,14 @@ def loads(text: str) -> Any:
     return value
 
 
-def check_value(value: Any) -> None:
-    """Raise ValueError when `value` is nested over `MAX_DEPTH` or holds a lone surrogate."""
+def levels(value: Any) -> Iterator[list[Any]]:
+    """Everything in `value`, keys of objects included: itself, then what stands in it, then what stands in that, ….
+
+    Raises ValueError behind `MAX_DEPTH` levels.
+    """
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH + 1):
+        yield level
         below: list[Any] = []
         for item in level:
             if isinstance(item, dict):
@@ -36,28 +41,24 @@ def check_value(value: Any) -> None:
                 below.extend(fields.values())
             elif isinstance(item, list | tuple):
                 below.extend(cast("list[Any]", item))
-            elif isinstance(item, str):
-                _check_text(item)
         if not below:
             return
         level = below
-    raise ValueError("nested too deeply")
+    raise ValueError(f"nested too deeply, over {MAX_DEPTH} levels")
+
+
+def check_value(value: Any) -> None:
+    """Raise ValueError when `value` is nested over `MAX_DEPTH` or holds a lone surrogate."""
+    for level in levels(value):
+        for item in level:
+            if isinstance(item, str):
+                _check_text(item)
 
 
 def check_depth(value: Any) -> None:
     """Raise ValueError when `value` is nested over `MAX_DEPTH`."""
-    level: list[Any] = [value]
-    for _ in range(MAX_DEPTH + 1):
-        below: list[Any] = []
-        for item in level:
-            if isinstance(item, dict):
-                below.extend(cast("dict[Any, Any]", item).values())
-            elif isinstance(item, list):
-                below.extend(cast("list[Any]", item))
-        if not below:
-            return
-        level = below
-    raise ValueError("nested too deeply")
+    for _ in levels(value):
+        pass
 
 
 def dumps(value: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import groupby
@@ -20,7 +19,6 @@ from uni_agent.gateway.protocols.reading import (
     message_of,
     plain,
     text,
-    too_deep,
 )
 from uni_agent.types import Message, Role, ToolCall
 
@@ -156,8 +154,4 @@ def _call(raw: dict[str, Any], param: str) -> ToolCall:
     arguments = function.get("arguments")
     if not isinstance(arguments, str):
         plain(arguments, f"{param}.function.arguments")
-    call = call_of(raw.get("id"), function.get("name"), arguments)
-    if not too_deep(call.arguments):
-        return call
-    written = call.raw_arguments or json.dumps(arguments)
-    return replace(call, arguments={}, raw_arguments=written, error="arguments are nested too deeply")
+    return call_of(raw.get("id"), function.get("name"), arguments)
