@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
-from uni_agent.engine.base import WeightSpan
 from uni_agent.tokens.cache import Span
 from uni_agent.trajectory import plain
 from uni_agent.trajectory.trajectory import Trajectory
@@ -25,7 +24,7 @@ def trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
         "response_mask": t.response_mask,
         "response_logprobs": plain.floats_to_json(t.response_logprobs),
         "spans": [[span.kind, span.turn, span.start, span.end] for span in t.spans],
-        "weight_spans": [[span.version, span.start, span.end] for span in t.weight_spans],
+        "weight_spans": [plain.weight_span_to_json(span) for span in t.weight_spans],
         "routed_experts": _experts_to_json(t),
         "multi_modal_data": [plain.media_to_json(media) for media in t.multi_modal_data],
         "reward": None if t.reward is None else plain.float_to_json(t.reward),
@@ -63,7 +62,7 @@ def trajectory_from_json(data: Any) -> Trajectory:
         response_mask=plain.ints_from_json(raw["response_mask"], "response_mask"),
         response_logprobs=plain.floats_from_json(raw["response_logprobs"], "response_logprobs"),
         spans=tuple(_span(span) for span in plain.items(raw, "spans")),
-        weight_spans=tuple(_weight_span(span) for span in plain.items(raw, "weight_spans")),
+        weight_spans=tuple(plain.weight_span_from_json(span) for span in plain.items(raw, "weight_spans")),
         routed_experts=_experts_from_json(raw.get("routed_experts")),
         multi_modal_data=tuple(plain.media_from_json(media) for media in plain.items(raw, "multi_modal_data")),
         reward=None if raw.get("reward") is None else plain.float_from_json(raw["reward"]),
@@ -99,17 +98,10 @@ def _words(raw: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _span(data: Any) -> Span:
-    kind, turn, start, end = _parts(data, 4, "spans: expected [kind, turn, start, end]")
+    kind, turn, start, end = plain.parts(data, 4, "spans: expected [kind, turn, start, end]")
     if kind not in _KINDS:
         raise ValueError(f"spans: {kind!r} is none of {', '.join(_KINDS)}")
     return Span(kind, *(plain.integer(number, "spans") for number in (turn, start, end)))
-
-
-def _weight_span(data: Any) -> WeightSpan:
-    version, start, end = _parts(data, 3, "weight_spans: expected [version, start, end]")
-    if not isinstance(version, str):
-        raise ValueError("weight_spans: a version is text")
-    return WeightSpan(version, plain.integer(start, "weight_spans"), plain.integer(end, "weight_spans"))
 
 
 def _experts_to_json(trajectory: Trajectory) -> list[Any] | None:
@@ -121,11 +113,5 @@ def _experts_to_json(trajectory: Trajectory) -> list[Any] | None:
 def _experts_from_json(data: Any) -> list[tuple[int, Any]] | None:
     if data is None:
         return None
-    pairs = (_parts(pair, 2, "routed_experts: expected [start, rows]") for pair in plain.items({"x": data}, "x"))
+    pairs = (plain.parts(pair, 2, "routed_experts: expected [start, rows]") for pair in plain.items({"x": data}, "x"))
     return [(plain.integer(start, "routed_experts"), plain.array_from_json(rows)) for start, rows in pairs]
-
-
-def _parts(data: Any, count: int, expected: str) -> list[Any]:
-    if not isinstance(data, list | tuple) or len(cast("list[Any]", data)) != count:
-        raise ValueError(expected)
-    return list(cast("list[Any]", data))

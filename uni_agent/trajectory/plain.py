@@ -1,4 +1,4 @@
-"""Messages, images and arrays as plain JSON data and back, exactly."""
+"""Messages, images, arrays and spans as plain JSON data and back, exactly."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from uni_agent.engine.base import WeightSpan
 from uni_agent.trajectory.optional import load
 from uni_agent.types import Media, Message, ToolCall
 
@@ -128,6 +129,26 @@ def ints_from_json(data: Any, what: str) -> list[int]:
     if not set(map(type, values)) <= {int}:
         raise ValueError(f"{what}: expected integers")
     return values
+
+
+def weight_span_to_json(span: WeightSpan) -> list[Any]:
+    """`[version, start, end]`."""
+    return [span.version, span.start, span.end]
+
+
+def weight_span_from_json(data: Any) -> WeightSpan:
+    """The inverse of `weight_span_to_json`. Raises ValueError for other data."""
+    version, start, end = parts(data, 3, "weight_spans: expected [version, start, end]")
+    if not isinstance(version, str):
+        raise ValueError("weight_spans: a version is text")
+    return WeightSpan(version, integer(start, "weight_spans"), integer(end, "weight_spans"))
+
+
+def parts(data: Any, count: int, expected: str) -> list[Any]:
+    """`data` if it is a list of `count` values. Raises ValueError that says what was `expected`."""
+    if not isinstance(data, list | tuple) or len(cast("list[Any]", data)) != count:
+        raise ValueError(expected)
+    return list(cast("list[Any]", data))
 
 
 def mapping(data: Any, what: str) -> Mapping[str, Any]:

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
-from uni_agent.engine.base import WeightSpan
 from uni_agent.tokens.graph import TurnRecord
 from uni_agent.trajectory.plain import (
     array_from_json,
     array_to_json,
     floats_from_json,
     floats_to_json,
+    integer,
     ints_from_json,
     items,
     mapping,
     message_from_json,
     message_to_json,
     text,
+    weight_span_from_json,
+    weight_span_to_json,
 )
 
 _DRIFTS = ("new", "clean", "realigned", "forked")
@@ -40,7 +42,7 @@ def turn_to_json(record: TurnRecord) -> dict[str, Any]:
         "message": message_to_json(record.message),
         "ids": record.ids,
         "logprobs": floats_to_json(record.logprobs),
-        "weight_spans": [[span.version, span.start, span.end] for span in record.weight_spans],
+        "weight_spans": [weight_span_to_json(span) for span in record.weight_spans],
         "routed_experts": array_to_json(record.routed_experts),
         "finish_reason": record.finish_reason,
         "cut": record.cut,
@@ -68,38 +70,29 @@ def turn_from_json(data: dict[str, Any]) -> TurnRecord:
 
 def _record(raw: Mapping[str, Any]) -> TurnRecord:
     return TurnRecord(
-        id=_int(raw["id"], "id"),
+        id=integer(raw["id"], "id"),
         sibling=_number(raw, "sibling"),
         parent=_number(raw, "parent"),
         tools=[dict(mapping(tool, "tools")) for tool in items(raw, "tools")] if "tools" in raw else (),
         template_kwargs=dict(mapping(raw.get("template_kwargs", {}), "template_kwargs")),
         messages=tuple(message_from_json(message) for message in items(raw, "messages")),
         context_ids=ints_from_json(raw["context_ids"], "context_ids"),
-        closing=_int(raw.get("closing", 0), "closing"),
+        closing=integer(raw.get("closing", 0), "closing"),
         context_experts=array_from_json(raw.get("context_experts")),
         message=message_from_json(raw["message"]),
         ids=ints_from_json(raw["ids"], "ids"),
         logprobs=floats_from_json(raw["logprobs"], "logprobs"),
-        weight_spans=tuple(_weight_span(span) for span in items(raw, "weight_spans")),
+        weight_spans=tuple(weight_span_from_json(span) for span in items(raw, "weight_spans")),
         routed_experts=array_from_json(raw.get("routed_experts")),
         finish_reason=text(raw, "finish_reason"),
         cut=_bool(raw["cut"], "cut"),
         drift=_word(raw, "drift", _DRIFTS),
         intent=_word(raw, "intent", _INTENTS),
         tag=text(raw, "tag"),
-        prepared_at=_int(raw["prepared_at"], "prepared_at"),
-        committed_at=_int(raw["committed_at"], "committed_at"),
+        prepared_at=integer(raw["prepared_at"], "prepared_at"),
+        committed_at=integer(raw["committed_at"], "committed_at"),
         continues=_number(raw, "continues"),
     )
-
-
-def _weight_span(data: Any) -> WeightSpan:
-    if not isinstance(data, list) or len(cast("list[Any]", data)) != 3:
-        raise ValueError("weight_spans: expected [version, start, end]")
-    version, start, end = cast("list[Any]", data)
-    if not isinstance(version, str):
-        raise ValueError("weight_spans: a version is text")
-    return WeightSpan(version, _int(start, "weight_spans"), _int(end, "weight_spans"))
 
 
 def _word(raw: Mapping[str, Any], key: str, words: tuple[str, ...]) -> Any:
@@ -111,13 +104,7 @@ def _word(raw: Mapping[str, Any], key: str, words: tuple[str, ...]) -> Any:
 
 def _number(raw: Mapping[str, Any], key: str) -> int | None:
     value = raw.get(key)
-    return None if value is None else _int(value, key)
-
-
-def _int(value: Any, what: str) -> int:
-    if type(value) is not int:
-        raise ValueError(f"{what}: expected an integer, got {value!r}")
-    return value
+    return None if value is None else integer(value, key)
 
 
 def _bool(value: Any, what: str) -> bool:

@@ -90,7 +90,7 @@ def too_deep(value: Any) -> bool:
 
 
 def plain(value: Any, param: str) -> Any:
-    """`value` if it can be written as JSON again. Raises GatewayError for NaN, infinities and nesting that is too deep."""
+    """`value` if it can be written as JSON again. Raises GatewayError for NaN, infinities and too deep nesting."""
     try:
         for level in levels(value):
             for item in level:
