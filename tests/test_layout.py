@@ -18,7 +18,7 @@ LINKED = ("tools", "reward", "deployment", "dashboard", "configs")
 
 # A module may import from its own tier and from those before it.
 TIERS = (
-    ("types", "errors", "configs", "assets"),
+    ("types", "errors", "optional", "configs", "assets"),
     ("config",),
     ("engine",),
     ("tokens",),

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 from uni_agent.engine.base import OnTokens, SamplingParams, TokenOutput, WeightSpan
 from uni_agent.engine.checked import GenerationCall, Sampled, count, finish_reason, token_limit
 from uni_agent.engine.http import is_context_error
-from uni_agent.errors import ConfigError, ContextLengthError, MissingExtraError, ModelError, boundary
+from uni_agent.errors import ConfigError, ContextLengthError, ModelError, boundary
+from uni_agent.optional import load
 
 
 class TinkerClient(Protocol):
@@ -67,7 +68,7 @@ class TinkerBackend:
         async with self._lock:
             if self._client is not None:
                 return
-            self._sdk = self._sdk or _sdk()
+            self._sdk = self._sdk or load("tinker", extra="tinker", needed_for="engine.type 'tinker'")
             if self._given is not None:
                 self._client = self._given
                 return
@@ -160,11 +161,3 @@ def sampling_fields(call: GenerationCall) -> dict[str, Any]:
     if sampling.stop_token_ids:  # an empty list would switch the model's own end off
         fields["stop"] = list(sampling.stop_token_ids)
     return fields
-
-
-def _sdk() -> Any:
-    try:
-        import tinker  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise MissingExtraError("tinker", "tinker", "engine.type 'tinker'") from error
-    return tinker  # pyright: ignore[reportUnknownVariableType]

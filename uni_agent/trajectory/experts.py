@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from uni_agent.trajectory.optional import load
+from uni_agent.optional import load
 from uni_agent.trajectory.trajectory import Trajectory
 
 

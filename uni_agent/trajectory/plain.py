@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 from uni_agent.engine.base import WeightSpan
-from uni_agent.trajectory.optional import load
+from uni_agent.optional import load
 from uni_agent.types import Media, Message, ToolCall
 
 _ODD = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}

@@ -6,8 +6,8 @@ import json
 import math
 from typing import Any, cast
 
+from uni_agent.optional import load
 from uni_agent.trajectory.codec import trajectory_to_json
-from uni_agent.trajectory.optional import load
 from uni_agent.trajectory.trajectory import Trajectory
 
 SCHEMA: dict[str, str] = {

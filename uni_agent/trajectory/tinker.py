@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from uni_agent.trajectory.optional import load
+from uni_agent.optional import load
 from uni_agent.trajectory.trajectory import Trajectory
 
 _WEIGHTED = ("target_tokens", "weights")

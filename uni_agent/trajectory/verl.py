@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from uni_agent.engine.images import pil_image
+from uni_agent.optional import load
 from uni_agent.trajectory.experts import aligned_experts, missing_experts
 from uni_agent.trajectory.fit import fit
 from uni_agent.trajectory.join import logical_trajectories
-from uni_agent.trajectory.optional import load
 from uni_agent.trajectory.trajectory import Trajectory
 from uni_agent.types import Media
 

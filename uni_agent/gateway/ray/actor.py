@@ -15,7 +15,7 @@ from uni_agent.gateway.ray.errors import Answer
 from uni_agent.gateway.ray.source import GatewaySpec
 from uni_agent.gateway.rollout_gateway import GatewaySession
 from uni_agent.gateway.sessions import FinishedSession, Sessions
-from uni_agent.trajectory.optional import load
+from uni_agent.optional import load
 
 if TYPE_CHECKING:
     from uni_agent.gateway.http.server import GatewayServer

@@ -23,7 +23,7 @@ from uni_agent.gateway.ray.supervisor import ActorOptions, Supervisor
 from uni_agent.gateway.rollout_gateway import GatewaySession
 from uni_agent.gateway.sessions import FinishedSession
 from uni_agent.gateway.sharding import owner_of
-from uni_agent.trajectory.optional import load
+from uni_agent.optional import load
 
 _T = TypeVar("_T")
 Plan = Generator[Any, Any, _T]
