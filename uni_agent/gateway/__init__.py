@@ -2,6 +2,14 @@
 
 `RolloutGateway` serves from a thread of a trainer, `GatewayNode` with `uni_agent.gateway.http.server.GatewayServer` in
 an event loop of one's own, and `uni-agent gateway` from the shell. What is named here is loaded on use.
+
+- A request: `protocols/` reads it into a `canonical` ModelRequest, `scenario/` tags it, `turns` takes the turn, `codec`
+  makes text of its tokens (`stops`: strings that end it). `pace` and `metrics` serve `turns`.
+- A session: `session` is one, `sessions` are all of a process, `keys` open them, `finished` is what one leaves.
+- Durability: `journal/` is the file, `replay` makes sessions of it, `archive` reads it without a gateway.
+- Forms: `node` is one process without a network, `http/` puts it on the network, `rollout_gateway` into a thread,
+  `ray/` on a cluster. `sharding` says who owns a session.
+- Settings: `config` is the block `gateway`, `app_config` the whole YAML; `renderers` serves its template variables.
 """
 
 from __future__ import annotations
