@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from uni_agent.config.base import Config
 from uni_agent.engine.scripted import ScriptedTurn
@@ -15,6 +15,20 @@ from uni_agent.errors import ConfigError, boundary
 
 TokenId = Annotated[int, Field(ge=0, lt=2**31, strict=True)]
 Seconds = Annotated[float, Field(ge=0, le=86400, allow_inf_nan=False, strict=True)]
+
+_ENDS = {"tool_calls": "stop", "tool_use": "stop", "end_turn": "stop", "eos": "stop", "max_tokens": "length"}
+"""Ends in the words of the protocols: an engine only knows that a stop token came, or that the cap was met."""
+
+_FAULTS = {
+    **dict.fromkeys(("error", "exception"), "raise"),
+    **dict.fromkeys(("disconnect", "reset", "connection_reset", "connection reset", "drop", "crash"), "break"),
+    **dict.fromkeys(("timeout", "stall"), "hang"),
+}
+"""Other words for the faults."""
+
+
+def _in_words_of(words: dict[str, str]) -> BeforeValidator:
+    return BeforeValidator(lambda given: words.get(given, given) if isinstance(given, str) else given)
 
 
 class ScriptLine(Config):
@@ -24,12 +38,12 @@ class ScriptLine(Config):
     """What is sampled, as text of the tokenizer; or give `token_ids`."""
     token_ids: list[TokenId] | None = None
     """What is sampled; the request's first stop id is appended when the turn ends by `stop`."""
-    finish_reason: Literal["stop", "length", "abort"] = "stop"
-    """How the generation ends."""
+    finish_reason: Annotated[Literal["stop", "length", "abort"], _in_words_of(_ENDS)] = "stop"
+    """How the generation ends; `tool_calls`, `max_tokens` and their like are read as the end that they come from."""
     delay: Seconds = 0.0
     """Seconds before the first token."""
-    fault: Literal["raise", "abort", "hang"] | None = None
-    """Fail, give up, or never come back."""
+    fault: Annotated[Literal["raise", "break", "abort", "hang"] | None, _in_words_of(_FAULTS)] = None
+    """Fail before the first token, break off behind the last one, give up, or never come back."""
     piece: int = Field(default=1, ge=1, strict=True)
     """Tokens that a streaming caller is handed at a time."""
     token_delay: Seconds = 0.0
@@ -45,7 +59,7 @@ class ScriptLine(Config):
     def _one_output(self) -> Self:
         if self.text is not None and self.token_ids is not None:
             raise ValueError("give either `text` or `token_ids`")
-        if self.text is None and self.token_ids is None and self.fault not in ("raise", "hang"):
+        if self.text is None and self.token_ids is None and self.fault not in ("raise", "break", "hang"):
             raise ValueError("`text` or `token_ids` is missing")
         return self
 
@@ -84,16 +98,19 @@ def _turn(text: str, where: str, encode: Callable[[str], Sequence[int]]) -> Scri
     ids = ids or []
     if line.logprobs and len(line.logprobs) not in (len(ids), len(ids) + 1):
         raise ConfigError(f"{where}: logprobs: {len(line.logprobs)} for {len(ids)} tokens")
+    breaks = line.fail_after if line.fault != "break" or line.fail_after is not None else len(ids)
+    # A fault that says where it strikes strikes there; else `raise` lets no token out.
+    fault = None if line.fault == "break" or (line.fault == "raise" and breaks is not None) else line.fault
     return ScriptedTurn(
         tuple(ids),
         line.finish_reason,
         logprobs=line.logprobs,
         delay=line.delay,
-        fault=line.fault,
+        fault=fault,
         weight_version=None if line.weight_version is None else str(line.weight_version),
         piece=line.piece,
         token_delay=line.token_delay,
-        fail_after=line.fail_after,
+        fail_after=breaks,
     )
 
 
