@@ -101,10 +101,7 @@ OUTCOMES: dict[str, Outcome] = {
         ("main:1+abandoned", "main:2", "memory:1"), "a cut turn is sampled again, then continued; then what to remember"
     ),
     "qwen-code/sub": Outcome(("sub_agent:2", "main:3"), ONE_AGENT),
-    **{
-        f"strands-agents/{api}-badargs": Outcome(("main:1", "main:1"), EMPTIED)
-        for api in ("anthropic", "litellm", "responses")
-    },
+    **{f"strands-agents/{api}-badargs": Outcome(("main:2",), EMPTIED) for api in ("anthropic", "litellm", "responses")},
     **{
         f"openclaw/{name}": Outcome(("main:1", *["main:1+continues"] * (turns - 1)), THROWN_AWAY)
         for name, turns in (

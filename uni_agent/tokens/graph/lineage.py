@@ -16,6 +16,9 @@ _RECENT = 64
 _SUMMARY = 40
 """Characters below which a text that comes again says nothing about where it comes from."""
 
+_JUST_SAID = 8
+"""The same for the newest turn: what was said last and opens the next conversation is hardly there by chance."""
+
 
 def relation(
     roots: Iterable[Context],
@@ -36,15 +39,16 @@ def relation(
         if whole and shared < len(readings) and readings[shared].message.role == "assistant":
             return "forked", None
         forked = forked or any(reading.message.role == "user" for reading in root.readings[:shared])
-    source = _kept(by_key, readings) or _summarised(turns, readings)
+    source = _kept(by_key, turns, readings) or _summarised(turns, readings)
     return ("forked" if forked or source is not None else "new"), source
 
 
-def _kept(by_key: Mapping[bytes, Turn], readings: Sequence[Reading]) -> Turn | None:
+def _kept(by_key: Mapping[bytes, Turn], turns: Sequence[Turn], readings: Sequence[Reading]) -> Turn | None:
     kept = [
-        by_key[reading.key]
+        turn
         for reading in readings
-        if reading.message.role == "assistant" and reading.key in by_key and _weight(reading) >= _SUMMARY
+        if reading.message.role == "assistant" and (turn := by_key.get(reading.key)) is not None
+        if _weight(reading) >= _needed(turn, turns)
     ]
     return max(kept, key=lambda turn: turn.id, default=None)
 
@@ -53,9 +57,16 @@ def _summarised(turns: Sequence[Turn], readings: Sequence[Reading]) -> Turn | No
     texts = [reading.message.content for reading in readings if reading.message.role in ("user", "system")]
     for turn in islice(reversed(turns), _RECENT):
         _, text = message_parts(turn.message)
-        if len(text) >= _SUMMARY and any(text in other for other in texts):
+        if len(text) >= _needed(turn, turns) and any(text in other for other in texts):
             return turn
     return None
+
+
+def _needed(turn: Turn, turns: Sequence[Turn]) -> int:
+    """Characters of the turn's text that show where it comes from."""
+    if turn.tag == "compaction":
+        return 1
+    return _JUST_SAID if turn is turns[-1] and turn.tag not in ("title", "heartbeat") else _SUMMARY
 
 
 def _weight(reading: Reading) -> int:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from pydantic_core import from_json
+
 from uni_agent.tokens.compare import as_double
 from uni_agent.tokens.media import image_facts
 from uni_agent.tokens.messages import arguments_of, in_call_order, thinking_apart
@@ -24,7 +26,8 @@ class Reading:
     `key` is its meaning without thinking, `thought` its thinking (b"" when it has none). `spellings` are the ways to
     write it that count as written the same: as it stands, then as the wire format writes it. `answers` is the index of
     the call that a tool result answers, -1 where there is none. `media` are the identities of its images: the same
-    pixels are the same image, whatever file they come in.
+    pixels are the same image, whatever file they come in. `rescued` are the keys of what lenient clients make of it
+    when its arguments are broken: none at all, or those that stand before the break.
     """
 
     message: Message
@@ -33,6 +36,7 @@ class Reading:
     spellings: tuple[bytes, ...]
     answers: int = -1
     media: tuple[bytes, ...] = ()
+    rescued: tuple[bytes, ...] = ()
 
     def reads_like(self, returned: Reading) -> bool:
         """Whether `returned` is written as this message is, call ids aside."""
@@ -85,7 +89,11 @@ def read(message: Message, clean: Clean, answers: int = -1) -> Reading:
     key = _digest(message.role, name, str(answers), text, *calls)
     as_given = _spelling(message, [call.raw_arguments or _dumps(call) for call in message.tool_calls])
     as_sent = _spelling(message, [_dumps(call) for call in message.tool_calls])
-    return Reading(message, key, _digest(thought) if thought else b"", (as_given, as_sent), answers)
+    rescued: tuple[bytes, ...] = ()
+    if any(call.error for call in message.tool_calls):
+        ways = ([part for call in message.tool_calls for part in (call.name, way(call))] for way in (_emptied, _begun))
+        rescued = tuple(_digest(message.role, name, str(answers), text, *calls) for calls in ways)
+    return Reading(message, key, _digest(thought) if thought else b"", (as_given, as_sent), answers, rescued=rescued)
 
 
 def text_runs(message: Message, clean: Clean) -> list[str]:
@@ -131,6 +139,21 @@ def call_meaning(call: ToolCall) -> str:
     if not arguments and call.error and call.raw_arguments.strip().replace(" ", "") not in ("", "{}", "null"):
         return f"raw {call.raw_arguments.strip()}"
     return json_meaning(arguments) or f"raw {call.raw_arguments.strip()}"
+
+
+def _emptied(call: ToolCall) -> str:
+    return json_meaning({}) if call.error else call_meaning(call)
+
+
+def _begun(call: ToolCall) -> str:
+    """The meaning of what stands before the break, as the streaming SDKs read it."""
+    if not call.error:
+        return call_meaning(call)
+    try:
+        begun: Any = from_json(call.raw_arguments.encode("utf-8", "replace"), allow_partial=True)
+    except ValueError:
+        return json_meaning({})
+    return json_meaning(begun if isinstance(begun, dict) else {})
 
 
 def json_meaning(value: Any) -> str:
