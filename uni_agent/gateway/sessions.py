@@ -157,7 +157,7 @@ class Sessions:
             if session_id in self._forgotten:
                 raise GatewayError(ErrorKind.GONE, f"session {session_id} has ended and is no longer kept")
             raise GatewayError(ErrorKind.NOT_FOUND, f"there is no session {session_id!r:.80}")
-        return session
+        return self._unless_expired(session)
 
     def by_key(self, text: str, kind: KeyKind = "api") -> Session:
         """The session that a key opens; under a shared secret it is created. Raises GatewayError."""
@@ -180,7 +180,19 @@ class Sessions:
         known = session.api_key if kind == "api" else session.reward_key
         if not secrets.compare_digest(known, key_digest(text)):
             raise wrong
+        return self._unless_expired(session)
+
+    def _unless_expired(self, session: Session) -> Session:
+        """`session`, ended when its time is over: a request behind the last sweep does not bring it back to life."""
+        idle = session.phase is Phase.ACTIVE and not session.in_flight
+        if idle and self._clock() - session.last_used > session.settings.ttl:
+            self._close(session, Phase.ABORTED, "expired")  # the next sweep records it
         return session
+
+    def _close(self, session: Session, phase: Phase, reason: str) -> None:
+        session.end(phase, reason, self._clock())
+        self._metrics.sessions.labels(phase.value).inc()
+        self._metrics.active.dec()
 
     def _signed(self, text: str, kind: KeyKind, session_id: str) -> bool:
         return self._secret is not None and secrets.compare_digest(signed_key(self._secret, kind, session_id), text)
@@ -244,7 +256,10 @@ class Sessions:
     def set_reward(self, session: Session, info: Mapping[str, Any]) -> None:
         """Keep the reward of a session that is not forgotten; the last one counts. Raises GatewayError, StoreError."""
         for name in ("reward", "score"):
-            if isinstance(value := info.get(name), int) and abs(value) >= _MOST_REWARD:
+            value = info.get(name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+                raise invalid(f"{name}: expected a number, got {str(value)[:80]!r}", name)
+            if isinstance(value, int) and abs(value) >= _MOST_REWARD:
                 raise invalid(f"{name}: the number is too large", name)
         self.check_writable()
         try:
@@ -272,9 +287,7 @@ class Sessions:
         forgotten by a restart, so the caller has to ask again.
         """
         if session.phase is Phase.ACTIVE:
-            session.end(phase, reason, self._clock())
-            self._metrics.sessions.labels(phase.value).inc()
-            self._metrics.active.dec()
+            self._close(session, phase, reason)
         async with session.settling:
             current = asyncio.current_task()
             pending = [task for task in session.in_flight if task is not current]
