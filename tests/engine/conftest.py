@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.engine.backends import REMOTE, Make, maker
+from tests.engine.fake_servers import Flavour
 from uni_agent.engine.embedded import EmbeddedBackend
 
 POLICY = Path(__file__).resolve().parents[2] / "uni_agent" / "assets" / "quickstart_policy"
@@ -77,3 +79,16 @@ def rescored(path: Path, prompt: list[int], response: list[int], temperature: fl
 
 def vocabulary(path: Path) -> int:
     return json.loads((path / "config.json").read_text())["vocab_size"]
+
+
+@pytest.fixture(params=["scripted", "verl", "tinker", *REMOTE])
+async def make(request: pytest.FixtureRequest) -> AsyncGenerator[Make]:
+    """Makes a backend with a window of 64 that plays (ids, finish reason, seconds); it is not started."""
+    async with maker(request.param) as build:
+        yield build
+
+
+@pytest.fixture(params=REMOTE)
+def flavour(request: pytest.FixtureRequest) -> Flavour:
+    """Each kind of server."""
+    return request.param
