@@ -148,3 +148,17 @@ def test_a_stream_that_breaks_ends_in_an_error_and_leaves_no_turn(tmp_path: Path
         export = gateway.admin("POST", f"/sessions/{opened['session_id']}/finalize")
     assert [one["num_turns"] for one in export["trajectories"]] == [1]
     assert export["accounting"]["dropped"]["failed"] > 0
+
+
+def test_a_window_given_on_the_command_line_refuses_what_does_not_fit(tmp_path: Path) -> None:
+    """PROTO-19 over HTTP alone."""
+    script = tmp_path / "script.jsonl"
+    script.write_text(json.dumps({"text": "many words " * 50}) + "\n")
+    arguments = ("--engine", "scripted", "--script", script, "--tokenizer", POLICY, "--max-context", "100")
+    with gateway_process(*arguments) as gateway:
+        key = gateway.admin("POST", "/sessions")["api_key"]
+        assert gateway.http.get(f"{gateway.url}/v1/models").json()["data"][0]["max_model_len"] == 100
+        refused = gateway.chat(key, [{"role": "user", "content": "word " * 200}], max_tokens=50)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "context_length_exceeded")
+        answer = gateway.chat(key, [{"role": "user", "content": "word " * 20}], max_tokens=500).json()
+    assert answer["usage"]["total_tokens"] == 100 and answer["choices"][0]["finish_reason"] == "length"

@@ -29,6 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokenizer", help="folder with tokenizer.json and chat template")
     parser.add_argument("--model", help="embedded: folder of the model; else the model's name at the server")
     parser.add_argument("--url", action="append", help="vllm, sglang: address of the server; may be repeated")
+    parser.add_argument("--max-context", type=int, help="scripted, embedded: context window in tokens")
     parser.add_argument("--journal", help="folder for the journal of committed turns")
     parser.add_argument("--processes", type=int, help="processes that share the sessions")
     parser.add_argument("--public-url", help="how agents reach the gateway, when not at host and port")
@@ -65,6 +66,8 @@ def _flags(args: argparse.Namespace) -> dict[str, Any]:
     engine = _engine(args)
     if engine:
         data["engine"] = engine
+    if args.max_context is not None:
+        data.setdefault("engine", {})["max_context"] = args.max_context
     if args.script is not None:
         data["script"] = _absolute(args.script)
     if args.script_shared:
