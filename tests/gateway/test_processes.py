@@ -67,6 +67,13 @@ def test_several_processes_serve_as_one(tokenizer: Path, script: Path, tmp_path:
                 assert gateway.http.post(path, json=body, headers=headers).text.rstrip().endswith("[DONE]")
             health = gateway.http.get(f"{gateway.url}/healthz").json()
             assert health["sessions"] == 6 and health["status"] == "ok"
+            listed: list[str] = []
+            behind = ""
+            while behind is not None:
+                page = gateway.admin("GET", f"/sessions?limit=4&after={behind}")
+                listed += [session["session_id"] for session in page["sessions"]]
+                behind = page["next"]
+            assert listed == [session["session_id"] for session in sessions]
             metrics = gateway.http.get(f"{gateway.url}/metrics").text
             assert "uni_agent_gateway_sampled_tokens_total" in metrics
             total = next(line for line in metrics.splitlines() if line.startswith("uni_agent_gateway_sampled_tokens_t"))

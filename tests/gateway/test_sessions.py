@@ -220,6 +220,22 @@ async def test_an_administrator_sees_mistakes_in_what_he_sends(make: MakeRendere
         assert [s["session_id"] for s in listed.json["sessions"]] == ["twice"]
 
 
+async def test_sessions_are_listed_in_pages_in_the_order_of_their_creation(make: MakeRenderer) -> None:
+    async with serving(make("qwen3")) as gateway:
+        for name in ("d", "a", "c", "e", "b"):
+            await gateway.open(name)
+        pages: list[list[str]] = []
+        behind = ""
+        while behind is not None:
+            answer = await gateway.request("GET", f"/sessions?limit=2&after={behind}", None, ADMIN)
+            pages.append([session["session_id"] for session in answer.json["sessions"]])
+            behind = answer.json["next"]
+        assert pages == [["d", "a"], ["c", "e"], ["b"]]
+        for query, word in (("after=x", "after"), ("limit=0", "limit"), ("limit=1001", "limit")):
+            answer = await gateway.request("GET", f"/sessions?{query}", None, ADMIN)
+            assert answer.status == 400 and word in answer.json["error"]["message"]
+
+
 def test_a_key_names_its_session_and_kind() -> None:
     for kind in ("api", "reward"):
         for name in ("s-1", "a.b:c#d@e=f+g~h-i", "x" * 200):

@@ -32,6 +32,12 @@ class Phase(StrEnum):
     """Given up; what was committed can still be read."""
 
 
+Cursor = tuple[float, str]
+"""Time of creation and id: the place of a session in lists, the same in all processes. `FIRST` is before all."""
+
+FIRST: Cursor = (0.0, "")
+
+
 def _nothing(reason: str, count: int) -> None:
     """A session whose drops nobody writes down."""
     del reason, count
@@ -73,6 +79,11 @@ class Session:
     end_recorded: bool = False
     settling: asyncio.Lock = field(default_factory=asyncio.Lock)
     on_drop: Callable[[str, int], None] = _nothing
+
+    @property
+    def cursor(self) -> Cursor:
+        """Where it stands in lists of sessions."""
+        return self.created, self.id
 
     def check_active(self) -> None:
         """Raises GatewayError when no turn can be taken any more."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import heapq
 import logging
 import secrets
 import time
@@ -22,7 +23,7 @@ from uni_agent.gateway.journal import Entry, Journal, read_journal, turn_to_json
 from uni_agent.gateway.keys import KeyKind, key_digest, random_key, read_key, signed_key
 from uni_agent.gateway.metrics import GatewayMetrics
 from uni_agent.gateway.replay import opened_session, opening_data, replay_entry
-from uni_agent.gateway.session import Phase, Session
+from uni_agent.gateway.session import Cursor, Phase, Session
 from uni_agent.tokens.base import Renderer
 from uni_agent.tokens.graph import Turn, turn_record
 from uni_agent.tokens.graph.session import RendererFor
@@ -197,11 +198,11 @@ class Sessions:
     def _signed(self, text: str, kind: KeyKind, session_id: str) -> bool:
         return self._secret is not None and secrets.compare_digest(signed_key(self._secret, kind, session_id), text)
 
-    def page(self, after: str, limit: int) -> tuple[list[Session], bool]:
-        """At most `limit` sessions behind the one called `after` ("": from the first), and whether there are more."""
-        names = list(self._sessions)
-        start = names.index(after) + 1 if after in self._sessions else 0
-        return [self._sessions[name] for name in names[start : start + limit]], start + limit < len(names)
+    def page(self, after: Cursor, limit: int) -> tuple[list[Session], bool]:
+        """At most `limit` sessions behind `after`, in the order of their cursors, and whether there are more."""
+        behind = (session for session in self._sessions.values() if session.cursor > after)
+        found = heapq.nsmallest(limit + 1, behind, key=lambda session: session.cursor)
+        return found[:limit], len(found) > limit
 
     # ------------------------------------------------------------------------------------------ turns
 

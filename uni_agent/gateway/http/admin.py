@@ -13,7 +13,7 @@ from uni_agent.gateway.http.identity import check_admin, reward_session
 from uni_agent.gateway.node import GatewayNode
 from uni_agent.gateway.protocols.reading import too_deep
 from uni_agent.gateway.protocols.sse import json_bytes
-from uni_agent.gateway.session import Phase, Session
+from uni_agent.gateway.session import FIRST, Cursor, Phase, Session
 
 _PAGE = 100
 
@@ -59,13 +59,10 @@ class AdminRoutes:
         return _json(body, 201)
 
     async def listing(self, request: web.Request) -> web.Response:
-        """`GET /sessions?after=ID&limit=N`: sessions in the order of their creation."""
+        """`GET /sessions?limit=N&after=NEXT`: sessions in the order of their creation; `next` begins the next page."""
         self._check(request)
-        limit = request.query.get("limit", str(_PAGE))
-        if not limit.isdecimal() or len(limit) > 4 or not 1 <= int(limit) <= 1000:
-            raise invalid("limit: expected a number from 1 to 1000", "limit")
-        sessions, more = self._node.sessions.page(request.query.get("after", ""), int(limit))
-        return _json({"sessions": [session.info() for session in sessions], "has_more": more})
+        sessions, more = self._node.sessions.page(_after(request), page_limit(request))
+        return _json(page_of([session.info() for session in sessions], more))
 
     async def show(self, request: web.Request) -> web.Response:
         """`GET /sessions/{id}`."""
@@ -128,6 +125,31 @@ class AdminRoutes:
         if too_deep(data):
             raise invalid("the body is nested too deeply")
         return data
+
+
+def page_limit(request: web.Request) -> int:
+    """How many sessions a page may have. Raises GatewayError."""
+    limit = request.query.get("limit", str(_PAGE))
+    if not limit.isdecimal() or len(limit) > 4 or not 1 <= int(limit) <= 1000:
+        raise invalid("limit: expected a number from 1 to 1000", "limit")
+    return int(limit)
+
+
+def page_of(sessions: list[dict[str, Any]], more: bool) -> dict[str, Any]:
+    """A page; `next` is null when nothing is behind it."""
+    last = sessions[-1] if more and sessions else None
+    return {"sessions": sessions, "next": None if last is None else f"{last['created']!r}:{last['session_id']}"}
+
+
+def _after(request: web.Request) -> Cursor:
+    text = request.query.get("after", "")
+    if not text:
+        return FIRST
+    created, _, session_id = text.partition(":")
+    try:
+        return float(created), session_id
+    except ValueError as error:
+        raise invalid("after: expected the `next` of the page before", "after") from error
 
 
 def _lower(request: web.Request) -> dict[str, str]:

@@ -12,6 +12,7 @@ from aiohttp import web
 
 from uni_agent.gateway.config import GatewayConfig
 from uni_agent.gateway.errors import ErrorKind, GatewayError
+from uni_agent.gateway.http.admin import page_limit, page_of
 from uni_agent.gateway.http.bodies import decoded, read_body
 from uni_agent.gateway.http.identity import credentials
 from uni_agent.gateway.keys import read_key
@@ -105,10 +106,11 @@ class Forwarder:
             merged = _merged_health(values, missing)
             status = 200 if merged["status"] == "ok" else 503
             return web.Response(body=json_bytes(merged), status=status, content_type="application/json")
+        limit = page_limit(request)
         sessions = [session for value in values for session in value["sessions"]]
-        sessions.sort(key=lambda session: session["created"])
-        more = any(value["has_more"] for value in values)
-        return web.Response(body=json_bytes({"sessions": sessions, "has_more": more}), content_type="application/json")
+        sessions.sort(key=lambda session: (session["created"], session["session_id"]))
+        more = len(sessions) > limit or any(value["next"] is not None for value in values)
+        return web.Response(body=json_bytes(page_of(sessions[:limit], more)), content_type="application/json")
 
     async def _asked(self, number: int, request: web.Request) -> bytes | None:
         headers = [(name, value) for name, value in request.headers.items() if name.lower() not in _HOP]

@@ -14,6 +14,7 @@ from uni_agent.gateway.errors import GatewayError
 from uni_agent.gateway.ray.errors import Answer
 from uni_agent.gateway.ray.source import GatewaySpec
 from uni_agent.gateway.rollout_gateway import GatewaySession
+from uni_agent.gateway.session import FIRST
 from uni_agent.gateway.sessions import FinishedSession, Sessions
 from uni_agent.optional import load
 
@@ -68,7 +69,7 @@ class GatewayActor:
             await node.close()  # the journal's lock goes free for the next try
             raise
         self._server = server
-        sessions, _ = node.sessions.page("", len(node.sessions))
+        sessions, _ = node.sessions.page(FIRST, len(node.sessions))
         port = int(server.url.rpartition(":")[2])
         return Started(server.url, port, tuple(session.id for session in sessions), self._active())
 
@@ -138,5 +139,5 @@ class GatewayActor:
         return self._running.node.sessions
 
     def _active(self) -> int:
-        page, _ = self._sessions.page("", len(self._sessions))
+        page, _ = self._sessions.page(FIRST, len(self._sessions))
         return sum(session.phase == "active" for session in page)
