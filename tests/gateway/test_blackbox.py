@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from uni_agent.engine.base import SamplingParams
 from uni_agent.engine.script_file import read_script
 from uni_agent.engine.scripted import ScriptedBackend
 from uni_agent.errors import ModelError
+from uni_agent.tokens.renderer import ChatTemplateRenderer
 
 GO = {"role": "user", "content": "go"}
 POLICY = Path(__file__).parents[2] / "uni_agent" / "assets" / "quickstart_policy"
@@ -148,6 +149,29 @@ def test_a_stream_that_breaks_ends_in_an_error_and_leaves_no_turn(tmp_path: Path
         export = gateway.admin("POST", f"/sessions/{opened['session_id']}/finalize")
     assert [one["num_turns"] for one in export["trajectories"]] == [1]
     assert export["accounting"]["dropped"]["failed"] > 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_template_variables_decide_whether_the_answer_starts_inside_thinking(
+    make: MakeRenderer, stream: bool
+) -> None:
+    """TOK-12 and TOK-16 together: the reader of the answer sees the variables that the prompt was rendered with."""
+
+    def renderer_for(variables: Mapping[str, Any]) -> ChatTemplateRenderer:
+        return make("qwen3_6", **variables)
+
+    async with serving(make("qwen3_6"), ["Plain answer"], renderer_for=renderer_for) as gateway:
+        for variables, name in (({"enable_thinking": False}, "content"), ({}, "reasoning")):
+            session = await gateway.open()
+            answer = await gateway.chat(session, [GO], stream=stream, chat_template_kwargs=variables)
+            if stream:
+                deltas = [data["choices"][0]["delta"] for _, data in answer.events[:-1]]
+                said = {key: "".join(d.get(key) or "" for d in deltas) for key in ("content", "reasoning_content")}
+            else:
+                said = answer.json["choices"][0]["message"]
+            assert said["content" if name == "content" else "reasoning_content"] == "Plain answer"
+            [one] = (await gateway.finalize(session))["trajectories"]
+            assert one["messages"][-1][name] == "Plain answer"
 
 
 def test_a_window_given_on_the_command_line_refuses_what_does_not_fit(tmp_path: Path) -> None:

@@ -51,9 +51,14 @@ class MessageCodec:
     def __init__(self, renderer: Renderer) -> None:
         self.renderer = renderer
 
-    def reading(self, request: ModelRequest, tools: Sequence[ToolSchema], turn_id: str) -> TurnReading:
-        """A new turn; `tools` are those of the prompt."""
-        return TurnReading(self.renderer, request, tools, turn_id)
+    def reading(
+        self, request: ModelRequest, tools: Sequence[ToolSchema], turn_id: str, renderer: Renderer | None = None
+    ) -> TurnReading:
+        """A new turn; `tools` are those of the prompt, `renderer` what made it (None: the model's own).
+
+        Template variables decide whether the generation prompt ends inside thinking, so that the two may differ.
+        """
+        return TurnReading(renderer or self.renderer, request, tools, turn_id)
 
 
 class TurnReading:

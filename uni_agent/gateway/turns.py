@@ -145,7 +145,7 @@ class TurnService:
             prepared, images = await self._exclusive(session, size, rendered)
         head = TurnHead(secrets.token_hex(12), request.model or "model", int(time.time()), len(prepared.prompt_ids))
         params, room = self._params(session, request, len(prepared.prompt_ids))
-        reading = self.codec.reading(request, prepared.tools, head.id)
+        reading = self.codec.reading(request, prepared.tools, head.id, prepared.renderer)
         if emit is not None:
             emit(head)
         asked = time.perf_counter()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from uni_agent.engine.base import PromptImage
-from uni_agent.tokens.base import ToolSchema
+from uni_agent.tokens.base import Renderer, ToolSchema
 from uni_agent.tokens.graph.nodes import Context, Drift, Intent, Turn, chain_messages
 from uni_agent.tokens.media import media_of, placed
 from uni_agent.types import Media, Message
@@ -42,6 +42,11 @@ class Prepared:
     def tools(self) -> Sequence[ToolSchema]:
         """The tools as they stand in the prompt: what the output is to be parsed with."""
         return self.context.scope.tools
+
+    @property
+    def renderer(self) -> Renderer:
+        """What made the prompt, with the template variables of the request: the output is to be read with it."""
+        return self.context.scope.renderer
 
     @property
     def messages(self) -> list[Message]:
