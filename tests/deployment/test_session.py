@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import time
 
 import pytest
@@ -288,9 +289,12 @@ async def test_execute_ends_whole_groups_and_does_not_wait_for_the_background(sa
     begin = time.monotonic()
     assert (await sandbox.execute("sleep 66 & echo hi", timeout=60)).output == "hi\n"
     assert time.monotonic() - begin < 20
-    result = await sandbox.execute("echo begun; sleep 77.7 | cat; echo AFTER", timeout=2)
+    nap = f"77.{os.getpid()}"  # other test processes look for their own
+    result = await sandbox.execute(f"echo begun; sleep {nap} | cat; echo AFTER", timeout=2)
     assert (result.output, result.exit_code, result.timed_out) == ("begun\n", 124, True)
-    assert (await sandbox.execute("pgrep -f 'sleep 77[.]7' || echo none", timeout=30)).output == "none\n"
+    assert (
+        await sandbox.execute(f"pgrep -f 'sleep {nap.replace('.', '[.]')}' || echo none", timeout=30)
+    ).output == "none\n"
 
 
 async def test_execute_reports_programs_that_cannot_run(sandbox: Sandbox) -> None:

@@ -102,6 +102,7 @@ def test_links_lead_somewhere(page: str) -> None:
     base = ROOT if page == "README.md" else ROOT / "docs"
     for target in re.findall(r"\]\((?!https?:)([^)]+)\)", PAGES[page]):
         name, _, anchor = target.partition("#")
+        name = name or page
         assert (base / name).is_file(), target
         headings = re.findall(r"^#+ (.*)$", (base / name).read_text(encoding="utf-8"), re.MULTILINE)
         slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
