@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from uni_agent.engine.base import OnTokens, SamplingParams, TokenOutput
+from uni_agent.engine.base import OnTokens, PromptImage, SamplingParams, TokenOutput
 from uni_agent.engine.scripted import Script, ScriptedBackend
 from uni_agent.tokens.renderer import ChatTemplateRenderer
-from uni_agent.types import Media
 
 
 @dataclass(slots=True)
@@ -38,7 +37,7 @@ class NotingBackend(ScriptedBackend):
         sampling: SamplingParams,
         *,
         on_tokens: OnTokens | None = None,
-        media: Sequence[Media] = (),
+        media: Sequence[PromptImage] = (),
     ) -> TokenOutput:
         note = Given(list(prompt_ids))
         self.given.append(note)
