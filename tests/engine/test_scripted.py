@@ -81,13 +81,16 @@ async def test_caps_and_the_window_cut_like_an_engine() -> None:
 
 
 async def test_faults_raise_abort_or_hang() -> None:
-    backend = await started([ScriptedTurn(fault="raise"), ScriptedTurn([1], fault="abort"), ScriptedTurn(fault="hang")])
+    slow = ScriptedTurn([2], delay=0.1)
+    faults = [ScriptedTurn(fault="raise"), ScriptedTurn([1], fault="abort"), ScriptedTurn(fault="hang"), slow]
+    backend = await started(faults)
     with pytest.raises(ModelError, match="scripted fault"):
         await backend.generate("a", [7], PARAMS)
     assert (await backend.generate("a", [7], PARAMS)).finish_reason == "abort"
-    for _ in range(2):  # a cancelled call does not advance the script
+    for _ in range(3):  # the hanging one is used up, the slow one waits for a caller with patience
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(backend.generate("a", [7], PARAMS), 0.02)
+    assert (await backend.generate("a", [7], PARAMS)).token_ids[0] == 2
 
 
 async def test_it_must_be_started_and_refuses_after_close() -> None:

@@ -72,11 +72,11 @@ class ScriptedBackend:
     """Plays `script` to each request id from its start, or the script that `scripts` has for that id.
 
     With `shared` all request ids take their turns from the one `script`, in the order in which they arrive, and
-    `release` does not rewind it. A turn is a ScriptedTurn, a text or token ids. A cancelled call gives its turn back, a
-    turn that raises is used up: a retry meets the next one. Past the end: ModelError, or from the start again when
-    `repeat`. `encode` turns
-    text into ids; it is needed when a script holds text. Outputs are cut to `max_tokens` and the window. `calls` lists
-    what was received and `released` the ids let go of, unless `record` is off. State per id is dropped at `release`.
+    `release` does not rewind it. A turn is a ScriptedTurn, a text or token ids. A cancelled call gives its turn back; a
+    turn that raises or hangs is used up: a retry meets the next one. Past the end: ModelError, or from the start again
+    when `repeat`. `encode` turns text into ids; it is needed when a script holds text. Outputs are cut to `max_tokens`
+    and the window. `calls` lists what was received and `released` the ids let go of, unless `record` is off. State per
+    id is dropped at `release`.
     """
 
     def __init__(
@@ -147,8 +147,8 @@ class ScriptedBackend:
             raise ContextLengthError(f"prompt of {length} tokens, context window of {self._max_context}")
         position = self._positions.setdefault("" if self._shared else request_id, _Position())
         index = position.take()
+        turn = self._at(request_id, index)
         try:
-            turn = self._at(request_id, index)
             if turn.delay:
                 await asyncio.sleep(turn.delay)
             if turn.fault == "hang":
@@ -157,7 +157,8 @@ class ScriptedBackend:
                 raise ModelError(f"scripted fault in turn {index} of {request_id!r}")
             return await _played(turn, self._output(turn, length, sampling), on_tokens)
         except asyncio.CancelledError:
-            position.give_back(index)
+            if turn.fault != "hang":  # whoever gave up on it would meet it for ever
+                position.give_back(index)
             raise
 
     def _at(self, request_id: str, index: int) -> ScriptedTurn:
