@@ -328,8 +328,9 @@ def check_supported(request: ModelRequest) -> None:
     """Raises GatewayError for a wish that no engine here can grant."""
     choice = request.tool_choice
     if choice.mode in ("required", "named"):
+        asked = repr(request.wire.body.get("tool_choice"))[:200]
         raise unsupported(
-            f"tool_choice: {choice.mode!r} cannot be enforced: the engine samples freely. Use 'auto' or 'none'",
+            f"tool_choice: {asked} ({choice.mode}) cannot be enforced: the engine samples freely. Use 'auto' or 'none'",
             "tool_choice",
         )
     if len(request.stop) > MOST_STOPS or sum(map(len, request.stop)) > MOST_STOP_CHARACTERS:

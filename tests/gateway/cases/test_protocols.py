@@ -514,7 +514,8 @@ async def test_proto_19_a_full_window_is_said_in_the_clients_words(
             info = await gateway.info(agent.session)
             if status == 200:
                 assert gateway.backend.calls[0].sampling.max_tokens == room
-                assert b"length" in answer.body or b"window" in answer.body or b"max_output_tokens" in answer.body
+                ends = {"chat": b'"finish_reason":"length"', "responses": b"max_output_tokens"}
+                assert ends.get(protocol, b'"stop_reason":"max_tokens"') in answer.body
                 assert info["accounting"]["sampled"] == room
                 continue
             assert not backend.given, "the engine is not asked"

@@ -45,7 +45,8 @@ class AdminRoutes:
         session_id = data.pop("session_id", None)
         if session_id is not None and not isinstance(session_id, str):
             raise invalid("session_id: expected a string", "session_id")
-        opened = self._node.sessions.open(session_id, data)
+        # In its turn: a batch of hundreds must not hold up those that are at work.
+        opened = await self._node.turns.offload(0, lambda: self._node.sessions.open(session_id, data))
         base = f"{self._url()}/sessions/{opened.session_id}"
         body = {
             "session_id": opened.session_id,

@@ -12,7 +12,8 @@ from uni_agent.gateway.scenario.base import Rule, Scenario, SessionFacts, View
 
 
 def _is_claude_code(view: View) -> bool:
-    return "x-claude-code-session-id" in view.headers or view.headers.get("user-agent", "").startswith("claude-cli/")
+    named = any(name.startswith("x-claude-code-") for name in view.headers)
+    return named or view.headers.get("user-agent", "").startswith("claude-cli/")
 
 
 def _claude_code_probe(view: View, facts: SessionFacts) -> Scenario | None:

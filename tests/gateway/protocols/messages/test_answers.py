@@ -84,7 +84,7 @@ def test_an_answer_without_words_has_no_blocks(content: str):
         ("stop", (LS,), "", ("tool_use", None)),
         ("length", (), "", ("max_tokens", None)),
         ("length", (LS, BROKEN), "", ("max_tokens", None)),
-        ("context", (), "", ("model_context_window_exceeded", None)),
+        ("context", (), "", ("max_tokens", None)),
         ("stop_sequence", (), "</s>", ("stop_sequence", "</s>")),
         ("stop_sequence", (LS,), "</s>", ("tool_use", None)),
     ],

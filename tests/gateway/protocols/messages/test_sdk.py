@@ -187,7 +187,7 @@ def test_counting_tokens():
     [
         ("stop", "", "end_turn"),
         ("length", "", "max_tokens"),
-        ("context", "", "model_context_window_exceeded"),
+        ("context", "", "max_tokens"),
         ("stop_sequence", "</s>", "stop_sequence"),
     ],
 )

@@ -18,7 +18,7 @@ _REASONS: dict[FinishReason, str] = {
     "stop": "end_turn",
     "tool_calls": "tool_use",
     "length": "max_tokens",
-    "context": "model_context_window_exceeded",
+    "context": "max_tokens",
     "stop_sequence": "stop_sequence",
 }
 _CUT = ("length", "context")
