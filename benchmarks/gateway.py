@@ -1,7 +1,7 @@
 """What the gateway itself costs, over HTTP, in front of an engine that answers at once.
 
     python benchmarks/gateway.py [--quick] [--check] [--protocol all] [--tokenizer FOLDER] [--journal both]
-                                 [--peer agentcore=PYTHON]
+                                 [--peer agentcore=PYTHON] [--peer rllm=PYTHON]
 
 The gateway runs as `uni-agent gateway --engine scripted` in a process of its own; this process is the client. Parts:
 
@@ -17,8 +17,9 @@ answer takes, so it holds the request's own cost, and the scheduler's where core
 gateway's own metric, the upper bounds of its histogram's buckets.
 
 A peer is driven by the same client with the same bytes when `--peer` names a Python that has it installed:
-`agentcore` (agentcore-rl-toolkit[gateway] and boto3) samples in its process, as ours does. Its numbers and ours are
-then those of one run on one machine.
+`agentcore` (agentcore-rl-toolkit[gateway] and boto3) samples in its process and does the work that ours does. `rllm`
+(rllm-model-gateway and tokenizers) is a proxy that leaves rendering, tokenising and reading to a server whose CPU is
+not counted; its wall time holds that server's. Their numbers and ours are then those of one run on one machine.
 
 Prints one JSON object on stdout and a table on stderr. `--check` exits 1 when a target is missed.
 """
@@ -122,7 +123,7 @@ class Server:
     async def open(self, client: aiohttp.ClientSession) -> tuple[str, dict[str, str]]:
         self.count += 1
         if self.peer:
-            return self.url, {"Authorization": f"Bearer s{self.count}"}
+            return self.url.replace("{session}", f"s{self.count}"), {"Authorization": f"Bearer s{self.count}"}
         async with client.post(f"{self.url}/sessions", headers={"Authorization": f"Bearer {ADMIN}"}) as answer:
             opened = await answer.json()
         return opened["base_url"], {"Authorization": f"Bearer {opened['api_key']}"}
@@ -540,7 +541,7 @@ def main() -> int:
     parser.add_argument("--sessions", type=int, help="at once (200)")
     parser.add_argument("--many-turns", type=int, help="of each of them (20)")
     parser.add_argument("--passes", type=int, help="of the long session (3)")
-    parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON", help="agentcore")
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON", help="agentcore, rllm")
     args = parser.parse_args()
     usual = {"turns": 20, "sessions": 40, "many_turns": 5, "passes": 1} if args.quick else {}
     for name, value in {"turns": 60, "sessions": 200, "many_turns": 20, "passes": 3, **usual}.items():

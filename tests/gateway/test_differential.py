@@ -215,6 +215,7 @@ async def test_each_protocol_gives_the_record_of_the_loop(
         assert [call.prompt_ids for call in gateway.backend.calls] == episode.prompts
     [trajectory], [cache] = finished["trajectories"], episode.caches
     assert trajectory["prompt_ids"] == cache.prompt_ids
+    assert trajectory["drift"][0] == "new" and set(trajectory["drift"][1:]) <= {"clean", "realigned"}
     # The loop also appends what follows the last turn; no turn answers it.
     length = len(trajectory["response_ids"])
     assert trajectory["response_ids"] == cache.response_ids[:length]

@@ -52,11 +52,17 @@ def experts(values: Sequence[tuple[int, Any]] | None, prompt: int, response: int
 
 
 def turns(
-    ids: Sequence[int], tags: Sequence[str], messages: Sequence[Message], message_turns: Sequence[int | None]
+    ids: Sequence[int],
+    tags: Sequence[str],
+    drift: Sequence[str],
+    messages: Sequence[Message],
+    message_turns: Sequence[int | None],
 ) -> None:
-    """Tags belong to turns, and messages to turns or to none."""
+    """Tags and drift belong to turns, and messages to turns or to none."""
     if tags and len(tags) != len(ids):
         raise ValueError(f"{len(ids)} turns but {len(tags)} tags")
+    if drift and len(drift) != len(ids):
+        raise ValueError(f"{len(ids)} turns but {len(drift)} entries of drift")
     if message_turns and len(message_turns) != len(messages):
         raise ValueError(f"{len(messages)} messages but {len(message_turns)} message_turns")
     if unknown := set(message_turns) - {None, *ids}:

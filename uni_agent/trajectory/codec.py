@@ -32,6 +32,7 @@ def trajectory_to_json(trajectory: Trajectory) -> dict[str, Any]:
         "num_turns": t.num_turns,
         "scenario": t.scenario,
         "tags": list(t.tags),
+        "drift": list(t.drift),
         "materialization_reason": t.materialization_reason,
         "exit_reason": t.exit_reason,
         "accounting": t.accounting.to_dict(),
@@ -80,15 +81,16 @@ def _words(raw: Mapping[str, Any]) -> dict[str, Any]:
     abandoned, continues, branch = raw.get("abandoned", False), raw.get("continues"), raw.get("branched_from")
     if not isinstance(abandoned, bool):
         raise ValueError(f"abandoned: expected true or false, got {abandoned!r}")
-    tags = plain.items(raw, "tags")
-    if not all(isinstance(tag, str) for tag in tags):
-        raise ValueError("tags: expected texts")
+    tags, drift = plain.items(raw, "tags"), plain.items({"drift": raw.get("drift", [])}, "drift")
+    if not all(isinstance(word, str) for word in (*tags, *drift)):
+        raise ValueError("tags, drift: expected texts")
     numbers = [n if n is None else plain.integer(n, "message_turns") for n in plain.items(raw, "message_turns")]
     return {
         "scenario": plain.text(raw, "scenario"),
         "materialization_reason": plain.text(raw, "materialization_reason"),
         "exit_reason": plain.text(raw, "exit_reason"),
         "tags": tuple(tags),
+        "drift": tuple(drift),
         "messages": tuple(plain.message_from_json(message) for message in plain.items(raw, "messages")),
         "message_turns": tuple(numbers),
         "branched_from": None if branch is None else plain.integer(branch, "branched_from"),

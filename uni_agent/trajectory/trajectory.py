@@ -26,7 +26,8 @@ class Trajectory:
     counts from the first token of the response (negative in the prompt). `multi_modal_data` are the images of
     `messages`, in their order.
 
-    `turns` are the ids of all turns in the session, `tags` their scenarios; `scenario` is that of the trajectory.
+    `turns` are the ids of all turns in the session, `tags` their scenarios, `drift` how the history of each was
+    recognised (`new`, `clean`, `realigned`, `forked`); `scenario` is that of the trajectory.
     `messages` with `tools` are what the tokens say, and `message_turns` which turn each message is (None: context).
     `branched_from` is the last turn shared with an earlier trajectory, `continues` the trajectory that a compaction
     ended, `abandoned` whether a retry replaced the last turn.
@@ -54,6 +55,7 @@ class Trajectory:
     num_turns: int = 0
     scenario: str = ""
     tags: tuple[str, ...] = ()
+    drift: tuple[str, ...] = ()
     materialization_reason: str = ""
     exit_reason: str = ""
     dropped: dict[str, int] = field(default_factory=dict[str, int])
@@ -72,7 +74,7 @@ class Trajectory:
             check.spans(self.spans, self.response_mask, len(self.turns))
             check.weights(self.weight_spans, len(self.response_ids))
             check.experts(self.routed_experts, len(self.prompt_ids), len(self.response_ids))
-            check.turns(self.turns, self.tags, self.messages, self.message_turns)
+            check.turns(self.turns, self.tags, self.drift, self.messages, self.message_turns)
         except ValueError as error:
             raise ValueError(f"trajectory {self.id!r}: {error}") from error
 
@@ -107,6 +109,7 @@ class Trajectory:
             num_turns=len(chain.turns),
             scenario=_scenario(chain),
             tags=chain.tags,
+            drift=chain.drift,
             materialization_reason=materialization_reason,
             exit_reason=exit_reason,
             dropped=dict(cache.extra_fields.get("dropped") or {}),

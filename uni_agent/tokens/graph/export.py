@@ -10,7 +10,7 @@ from uni_agent.engine.base import TokenOutput
 from uni_agent.tokens.accounting import account
 from uni_agent.tokens.base import ToolSchema
 from uni_agent.tokens.cache import RolloutCache
-from uni_agent.tokens.graph.nodes import Context, Turn, chain_messages, path_to
+from uni_agent.tokens.graph.nodes import Context, Drift, Turn, chain_messages, path_to
 from uni_agent.types import Message, TokenAccount
 
 AbandonedPolicy = Literal["keep", "drop"]
@@ -24,12 +24,13 @@ class Chain:
     """One path from the start of a tree to a leaf.
 
     `cache` is the record: sampled spans are the turns that this chain trains, turns that another chain trains are
-    context in it (mask 0, logprob 0.0). `cache.routed_experts` is None or a list of (start, rows), shared
-    turns and context included, as far as the engine gave them; `start` indexes `response_ids` and is negative in the
-    prompt, and the pieces may overlap by a token. `turns` are the ids of all turns, `trained` of those trained here.
+    context in it (mask 0, logprob 0.0). `cache.routed_experts` is None or a list of (start, rows), shared turns and
+    context included, as far as the engine gave them; `start` indexes `response_ids` and is negative in the prompt, and
+    the pieces may overlap by a token. `turns` are the ids of all turns, `trained` of those trained here.
     `branched_from` is the last turn that another chain trains, `continues` the id of the chain that a compaction
-    ended, or that this chain renders anew. `abandoned`: a retry replaced the leaf. `tags` are those of `turns`.
-    `message_turns` has one item for each of `messages`: the turn that it is, None for what was not sampled.
+    ended, or that this chain renders anew. `abandoned`: a retry replaced the leaf. `tags` and `drift` (how the history
+    of each request was recognised) are those of `turns`. `message_turns` has one item for each of `messages`: the turn
+    that it is, None for what was not sampled.
     """
 
     id: str
@@ -42,6 +43,7 @@ class Chain:
     continues: str | None
     abandoned: bool
     tags: tuple[str, ...]
+    drift: tuple[Drift, ...] = ()
     message_turns: tuple[int | None, ...] = ()
 
 
@@ -153,6 +155,7 @@ def _chain(name: str, path: Sequence[Turn], trained: frozenset[int], owner: Mapp
         continues=_owner_of(first.continues, owner),
         abandoned=is_abandoned(leaf),
         tags=tuple(turn.tag for turn in path),
+        drift=tuple(turn.drift for turn in path),
         message_turns=tuple(n for turn in path for n in (*(None for _ in turn.context.readings), turn.id)),
     )
 
