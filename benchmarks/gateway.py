@@ -18,8 +18,8 @@ gateway's own metric, the upper bounds of its histogram's buckets.
 
 A peer is driven by the same client with the same bytes when `--peer` names a Python that has it installed:
 `agentcore` (agentcore-rl-toolkit[gateway] and boto3) samples in its process and does the work that ours does. `rllm`
-(rllm-model-gateway and tokenizers) is a proxy that leaves rendering, tokenising and reading to a server whose CPU is
-not counted; its wall time holds that server's. Their numbers and ours are then those of one run on one machine.
+(rllm-model-gateway, tokenizers and jinja2) is a proxy that leaves rendering, tokenising and reading to a server whose
+CPU is not counted; its wall time holds that server's. Their numbers and ours are then those of one run on one machine.
 
 Prints one JSON object on stdout and a table on stderr. `--check` exits 1 when a target is missed.
 """

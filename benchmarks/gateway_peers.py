@@ -7,11 +7,11 @@ stands for a session's name. What of the work is done in process N differs:
 
 agentcore  agentcore-rl-toolkit[gateway]. It renders the conversation, tokenises it, reads the tool calls in what was
            sampled and keeps the tokens: the same work as our gateway's.
-rllm       rllm-model-gateway 0.1.0, with tokenizers for the engine. A proxy: it asks a vLLM server for token ids and
-           log-probabilities, keeps each request and answer whole in memory, and takes these fields out of what the
-           client gets. It renders, tokenises and reads nothing itself. The server does that for the whole prompt of
-           each turn, here in a process of its own (`engine`) that is not counted and answers from a cache. The
-           released package has no cumulative mode that would send prompts as token ids.
+rllm       rllm-model-gateway 0.1.0, with tokenizers and jinja2 for the engine. A proxy: it asks a vLLM server for
+           token ids and log-probabilities, keeps each request and answer whole in memory, and takes these fields out
+           of what the client gets. It renders, tokenises and reads no turn itself. The server does that for the whole
+           prompt of each turn, here in a process of its own (`engine`) that is not counted and answers from a cache.
+           The released package has no cumulative mode that would send prompts as token ids.
 """
 
 from __future__ import annotations
@@ -95,16 +95,15 @@ def rllm(tokenizer_folder: str, script: Path) -> None:
         if not url:
             raise SystemExit("the engine ended before it listened")
         app = create_app(GatewayConfig(store_worker="memory", workers=[WorkerConfig(url=url)]))
-        listener = socket.create_server(("127.0.0.1", 0))
+        listener = listening()
         announce(listener.getsockname()[1], "/sessions/{session}")
         serve_asgi(app, listener)
-        engine.stdin.close()
 
 
 def engine(tokenizer_folder: str, script: Path) -> None:
     """Serve what the proxy needs of a vLLM server until stdin is closed. Prints its URL."""
     app = instant_vllm(Path(tokenizer_folder), turns_of(script))
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = listening()
     threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
     print(f"http://127.0.0.1:{listener.getsockname()[1]}", flush=True)
     serve_asgi(app, listener)
@@ -113,8 +112,8 @@ def engine(tokenizer_folder: str, script: Path) -> None:
 def instant_vllm(tokenizer_folder: Path, script: list[str]) -> Any:
     """An ASGI application that answers Chat requests as vLLM does with `logprobs` and `return_token_ids`.
 
-    Turn n of a conversation, counted by its assistant messages, is line n of the script. The ids of a prompt are those
-    of its parts, each tokenised once: about as many as the chat template would give, without the time.
+    Turn n of a conversation, counted by its assistant messages, is line n of the script. A prompt is rendered and then
+    tokenised message by message, each once.
     """
     from starlette.applications import Starlette
     from starlette.requests import Request
@@ -123,6 +122,7 @@ def instant_vllm(tokenizer_folder: Path, script: list[str]) -> Any:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(tokenizer_folder / "tokenizer.json"))
+    template = chat_template(tokenizer_folder)
 
     @cache
     def encode(text: str) -> list[int]:
@@ -149,11 +149,9 @@ def instant_vllm(tokenizer_folder: Path, script: list[str]) -> Any:
         body = await request.json()
         if body.get("stream") or not (body.get("logprobs") and body.get("return_token_ids")):
             return JSONResponse({"error": "only whole answers with logprobs and token ids are served"}, 400)
-        prompt = encode("".join(json.dumps(tool) + "\n" for tool in body.get("tools", [])))[:]
-        for message in body["messages"]:
-            calls = [call["function"] for call in message.get("tool_calls", [])]
-            prompt += encode(f"<|im_start|>{message['role']}\n{message.get('content')}<|im_end|>\n")
-            prompt += [token for call in calls for token in encode(f"<tool_call>\n{json.dumps(call)}\n</tool_call>")]
+        text = template.render(messages=body["messages"], tools=body.get("tools"), add_generation_prompt=True)
+        *messages, last = text.split("<|im_end|>\n")
+        prompt = [token for part in messages for token in encode(part + "<|im_end|>\n")] + encode(last)
         choice = answer(sum(message["role"] == "assistant" for message in body["messages"]))
         usage = {"prompt_tokens": len(prompt), "completion_tokens": len(choice["token_ids"])}
         out = {"id": "chatcmpl-1", "object": "chat.completion", "created": 0, "model": body["model"]}
@@ -165,9 +163,31 @@ def instant_vllm(tokenizer_folder: Path, script: list[str]) -> Any:
     return Starlette(routes=[Route("/v1/chat/completions", chat, methods=["POST"]), Route("/health", health)])
 
 
+def chat_template(tokenizer_folder: Path) -> Any:
+    """The folder's chat template."""
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    file = tokenizer_folder / "chat_template.jinja"
+    stated = tokenizer_folder / "tokenizer_config.json"
+    text = file.read_text() if file.exists() else json.loads(stated.read_text())["chat_template"]
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"]
+    )
+    environment.filters["tojson"] = lambda value, **_: json.dumps(value, ensure_ascii=False)
+    return environment.from_string(text)
+
+
 def logprob(token: str) -> dict[str, Any]:
     """One sampled token as Chat answers state it."""
     return {"token": token, "logprob": -0.5, "bytes": list(token.encode()), "top_logprobs": []}
+
+
+def listening() -> socket.socket:
+    """A socket on a free port. asyncio turns Nagle's delay of 40 ms off only where the protocol is named."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.bind(("127.0.0.1", 0))
+    listener.listen(2048)
+    return listener
 
 
 def serve_asgi(app: Any, listener: socket.socket) -> None:
