@@ -118,6 +118,9 @@ def kill_tree(pid: int) -> None:
     """Kill `pid`, the group it leads, and all descendants with their groups."""
     if pid <= 1:
         raise ValueError(f"{pid} is no process that may be killed")
+    # Stopped first: a shell that sees its child killed goes on with the next command before its own turn comes.
+    send_signal(pid, signal.SIGSTOP)
+    signal_descendants(pid, signal.SIGSTOP)
     signal_descendants(pid, signal.SIGKILL)
     if _group_of(pid) == pid:
         with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -50,10 +50,12 @@ async def test_sbx_01_a_timeout_ends_every_child_and_keeps_the_session(sandbox: 
 
 
 async def test_sbx_01_a_child_that_ignores_sigterm_is_killed(sandbox: Sandbox) -> None:
-    command = "python3 -c 'import signal,time; signal.signal(15, signal.SIG_IGN); print(1, flush=True); time.sleep(99)'"
+    nap = f"99.{os.getpid()}"  # other test processes look for their own
+    program = f"import signal,time; signal.signal(15, signal.SIG_IGN); print(1, flush=True); time.sleep({nap})"
+    command = f"python3 -c '{program}'"
     result = await sandbox.run(command, timeout=3)
     assert result.timed_out and result.session == "kept" and result.output.startswith("1\n")
-    assert (await sandbox.run("pgrep -f 'SIG_IG[N]' || echo none", timeout=30)).output == "none\n"
+    assert (await sandbox.run(f"pgrep -f 'sleep[(]{nap}' || echo none", timeout=30)).output == "none\n"
 
 
 @pytest.mark.parametrize(
@@ -261,12 +263,13 @@ async def test_what_a_shell_may_be_told_without_being_lost(sandbox: Sandbox) -> 
 
 
 async def test_a_cancelled_command_is_dead_and_the_next_one_says_so(sandbox: Sandbox) -> None:
-    task = asyncio.ensure_future(sandbox.run("sleep 88.8", timeout=60))
+    nap = f"88.{os.getpid()}"
+    task = asyncio.ensure_future(sandbox.run(f"sleep {nap}", timeout=60))
     await asyncio.sleep(1.0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    result = await sandbox.run("pgrep -f 'sleep 88[.]8' || echo none", timeout=30)
+    result = await sandbox.run(f"pgrep -f 'sleep {nap.replace('.', '[.]')}' || echo none", timeout=30)
     assert (result.output, result.session) == ("none\n", "restarted")
 
 

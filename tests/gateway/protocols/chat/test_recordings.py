@@ -114,7 +114,6 @@ LOST = {
     ("opencode", "badargs"): 1,  # shows a tool `invalid` instead
     ("opencode", "badtool"): 1,
     ("qwen-code", "badargs"): 2,  # samples again, then mends the arguments
-    ("strands-agents", "litellm-badargs"): 1,  # shows {} instead
 }
 """Turns that the client itself does not send back as they were, each a branch."""
 

@@ -14,7 +14,6 @@ from uni_agent.types import Message, ToolCall
 
 # Turns that do not come back as they were served, by the client's own doing.
 GONE = {
-    ("strands-agents/responses-badargs", 0): "the broken arguments come back as {}",
     ("codex/compact", 3): "the summary comes back as a user message",
     ("codex/fcut_tool", 1): "the text of a stream that broke off stays in front of it, with ids that are not ours",
     ("codex/sub", 3): "the last turn of a sub-agent",
