@@ -237,3 +237,17 @@ async def test_many_streams_at_once_do_not_mix(make: MakeRenderer) -> None:
         )
         for i, answer in enumerate(answers):
             assert text_of(PROTOCOLS[i % 3], answer) == f"answer {i}"
+
+
+async def test_a_turn_that_ends_with_its_first_call_was_not_cut(make: MakeRenderer) -> None:
+    """The second call, which the cap on tokens cut, is no part of the turn; the first one is whole."""
+    renderer = make("qwen3")
+    ids = renderer.tokenizer.encode(call("ls") + "\n" + call("pwd"))
+    turn = ScriptedTurn(ids[:-4], finish_reason="length", piece=1000)
+    async with serving(renderer, [turn]) as gateway:
+        for stream in (False, True):
+            session = await gateway.open()
+            answer = await gateway.chat(session, HI, parallel_tool_calls=False, stream=stream)
+            assert b'"finish_reason":"tool_calls"' in answer.body
+            finished = await gateway.finalize(session)
+            assert finished["accounting"]["dropped"]["parallel_tool_calls"] > 0

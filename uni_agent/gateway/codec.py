@@ -67,7 +67,7 @@ class TurnReading:
     def __init__(self, renderer: Renderer, request: ModelRequest, tools: Sequence[ToolSchema], turn_id: str) -> None:
         self._renderer = renderer
         self._tools = [*tools, *request.loaded_tools]
-        self._calls = bool(tools) and request.tool_choice.mode != "none"
+        self._calls = bool(self._tools) and request.tool_choice.mode != "none"
         self._single = self._calls and not request.tool_choice.parallel
         self._stop_words = request.stop
         processor = processor_of(renderer)
@@ -287,7 +287,7 @@ def _behind(events: Sequence[ParserEvent], shown: _Shown) -> list[ParserEvent]:
 
 
 def truncated(output: TokenOutput, count: int) -> TokenOutput:
-    """`output` with its first `count` tokens alone."""
+    """`output` with its first `count` tokens alone; one that is shortened ended by a rule, not by its length."""
     if count >= len(output.token_ids):
         return output
     gone = len(output.token_ids) - count
@@ -295,6 +295,7 @@ def truncated(output: TokenOutput, count: int) -> TokenOutput:
     return replace(
         output,
         token_ids=output.token_ids[:count],
+        finish_reason="stop",
         logprobs=None if output.logprobs is None else output.logprobs[:count],
         weight_spans=tuple(
             WeightSpan(span.version, span.start, min(span.end, count))

@@ -264,8 +264,7 @@ class TurnService:
             try:
                 return await asyncio.shield(future)
             except asyncio.CancelledError:
-                while not future.done():
-                    await asyncio.wait([future])
+                await settled(future)
                 raise
 
     def _params(self, session: Session, request: ModelRequest, prompt: int) -> tuple[SamplingParams, int]:
@@ -306,6 +305,15 @@ class TurnService:
         self.metrics.prompt.labels("rendered").inc(len(prepared.prompt_ids) - prepared.reused)
         if prepared.rerendered:
             self.metrics.rerendered.inc()
+
+
+async def settled(future: asyncio.Future[Any]) -> None:
+    """Wait until `future` is done, also when the caller is cancelled once more meanwhile."""
+    while not future.done():
+        try:
+            await asyncio.wait([future])
+        except asyncio.CancelledError:
+            continue
 
 
 def weight_of(request: ModelRequest, size: int) -> int:

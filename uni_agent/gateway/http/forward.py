@@ -26,6 +26,8 @@ _HOP = frozenset(
     {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "host", "content-length"}
 )
 _PEER_SECONDS = 5.0
+_MOST_SAMPLES = 8
+"""Turns that one request may ask for, one after the other."""
 
 
 class Forwarder:
@@ -127,7 +129,10 @@ class Forwarder:
         if number not in self._clients:
             self._clients[number] = aiohttp.ClientSession(
                 connector=aiohttp.UnixConnector(self._sockets[number], limit=0),
-                timeout=aiohttp.ClientTimeout(total=None),
+                # The owner answers within its own time limit for every sample; one that is silent longer is stuck.
+                timeout=aiohttp.ClientTimeout(
+                    total=None, sock_connect=_PEER_SECONDS, sock_read=_MOST_SAMPLES * self._config.timeout + 60.0
+                ),
                 auto_decompress=False,
             )
         return self._clients[number]

@@ -12,7 +12,7 @@ from uni_agent.gateway.errors import ErrorKind, GatewayError
 from uni_agent.gateway.protocols.base import ProtocolAdapter, StreamEncoder
 from uni_agent.gateway.protocols.sse import json_bytes
 from uni_agent.gateway.session import Session
-from uni_agent.gateway.turns import Emit
+from uni_agent.gateway.turns import Emit, settled
 from uni_agent.tokens.base import ParserEvent
 
 RunTurns = Callable[[Emit | None], Awaitable[list[FinishedTurn]]]
@@ -58,11 +58,7 @@ class Turning:
     async def __aexit__(self, *_: object) -> None:
         """Cancel what is still under way, and wait until it has left no trace."""
         self.task.cancel()
-        while not self.task.done():
-            try:
-                await asyncio.wait([self.task])
-            except asyncio.CancelledError:
-                continue
+        await settled(self.task)
         self._session.in_flight.discard(self.task)
 
     async def wait(self, timeout: float | None = None) -> None:
