@@ -10,6 +10,7 @@ from uni_agent.data.config import (
 )
 from uni_agent.data.hashing import task_hash
 from uni_agent.data.source import TaskSource
+from uni_agent.data.verl_rows import read_verl_parquet, task_of, task_row, write_verl_parquet
 
 __all__ = [
     "BaseDataConfig",
@@ -19,5 +20,9 @@ __all__ = [
     "ParquetDataConfig",
     "PluginDataConfig",
     "TaskSource",
+    "read_verl_parquet",
     "task_hash",
+    "task_of",
+    "task_row",
+    "write_verl_parquet",
 ]

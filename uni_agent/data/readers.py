@@ -146,13 +146,14 @@ def _unpacked(value: Any, where: str) -> Any:
             return json.loads(value)
         except ValueError as error:
             raise DataError(f"{where}: looks like JSON and is not: {error}") from error
-    return _without_none(plain(value))
+    return without_none(plain(value))
 
 
-def _without_none(value: Any) -> Any:
+def without_none(value: Any) -> Any:
+    """`value` without keys that are None: in a table of structs, every row has the keys of all others."""
     if isinstance(value, dict):
         items = cast("dict[str, Any]", value).items()
-        return {key: _without_none(inner) for key, inner in items if inner is not None}
+        return {key: without_none(inner) for key, inner in items if inner is not None}
     return value
 
 
