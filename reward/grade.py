@@ -40,4 +40,6 @@ def _checked(result: Any, name: str) -> RewardResult:
         )
     if not math.isfinite(result.score):
         return RewardResult.failed(f"{name} gave the score {result.score}", result.log)
+    if not all(map(math.isfinite, result.turn_scores)):
+        return RewardResult.failed(f"{name} gave the turn_scores {list(result.turn_scores)}", result.log)
     return result

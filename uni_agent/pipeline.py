@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from uni_agent.config.base import Config, ConfigPath
 from uni_agent.config.load import override
@@ -14,9 +14,10 @@ from uni_agent.deployment.config import DeployConfig
 from uni_agent.errors import ConfigError
 from uni_agent.harness.config import HarnessConfig, InteractionHarnessConfig
 from uni_agent.interaction.config import InteractionConfig
-from uni_agent.model.config import ModelConfig
+from uni_agent.model.config import ModelConfig, VerlModelConfig
 from uni_agent.reward.config import RewardConfig
 from uni_agent.tools.config import ToolConfig
+from uni_agent.training.config import TrainConfig
 from uni_agent.types import Task
 
 RESERVED_OVERRIDES = frozenset({"model", "data", "run", "train", "name", "extends"})
@@ -65,8 +66,26 @@ class PipelineConfig(Config):
     """Limits and rules of an episode."""
     run: RunConfig = RunConfig()
     """How rollouts are carried out."""
-    train: dict[str, Any] | None = None
-    """How the policy is trained; null evaluates."""
+    train: TrainConfig | None = None
+    """How the policy is trained, with `model.type: verl`; null evaluates."""
+
+    @model_validator(mode="after")
+    def _trainable(self) -> Self:
+        if self.train is None:
+            return self
+        if not isinstance(self.model, VerlModelConfig):
+            raise ValueError(
+                "train: needs `model: {type: verl, path: …}`, whose weights are trained; "
+                "with another model, remove the `train:` block to evaluate"
+            )
+        if self.model.sampling.repetition_penalty != 1.0 or self.model.sampling.min_p:
+            raise ValueError(
+                "model.sampling: repetition_penalty and min_p change what is sampled and not what the trainer "
+                "computes; leave them out to train"
+            )
+        if self.model.overrides:
+            raise ValueError("model.overrides: is for an evaluation; move its keys to train.overrides")
+        return self
 
     def for_task(self, task: Task) -> PipelineConfig:
         """This configuration with the task's overrides merged in. Raises ConfigError that names task and key."""

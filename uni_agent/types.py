@@ -294,6 +294,9 @@ class RewardResult:
     `score` is what trains (any float; None when grading failed), `resolved` whether the task counts as solved (None
     when grading failed), `trusted` whether the score says something about the model. `breakdown` holds named parts of
     the score, `log` the grader's own output, `error` why grading failed.
+
+    `turn_scores` are rewards of single turns, by their index: parts of `score`, for training that credits each turn by
+    itself. Empty when only the episode is scored.
     """
 
     score: float | None
@@ -302,6 +305,7 @@ class RewardResult:
     breakdown: dict[str, float] = field(default_factory=dict[str, float])
     log: str = ""
     error: str = ""
+    turn_scores: tuple[float, ...] = ()
 
     @classmethod
     def failed(cls, error: str, log: str = "") -> RewardResult:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Literal, Protocol
 
 from uni_agent.engine.base import OnTokens, PromptImage, SamplingParams, TokenOutput, WeightSpan
@@ -35,10 +36,14 @@ class VerlBackend:
     at the load balancer, but the server, which was given another id, samples on.
 
     verl calls a natural end and a cut alike `completed`: the output ends by `length` when it has as many tokens as were
-    asked for and no stop token at its end. `weight_spans` name `global_steps`; they are empty when the answer spans
-    several steps (`FullyAsyncLLMServerClient` joins aborted parts without saying where), then `extra` has
-    `min_global_steps` and `max_global_steps`. `routed_experts` are passed on as they come, mostly with rows for the
-    prompt. `extra` also has the rest of `extra_fields`, and `num_preempted` when it is told.
+    asked for and no stop token at its end.
+
+    `weight_spans` name `global_steps`. verl's `FullyAsyncLLMServerClient` goes on after an abort by itself and joins
+    the parts without saying where: with `own_aborts` the plain call of its parent is used instead, so that an abort is
+    seen here and each part keeps the weights that sampled it. Without it an answer that spans several steps has no
+    `weight_spans`, and `extra` has `min_global_steps` and `max_global_steps`. `extra` also has the rest of
+    `extra_fields`, and `num_preempted` when it is told. `routed_experts` are passed on as they come, mostly with rows
+    for the prompt.
 
     Images are passed as verl's own loops do it: PIL images in `image_data`, beside ids whose placeholders are already
     as many as the processor makes them.
@@ -50,8 +55,9 @@ class VerlBackend:
         *,
         engine: Literal["vllm", "sglang", "other"] = "vllm",
         max_context: int | None = None,
+        own_aborts: bool = False,
     ) -> None:
-        self._client = client
+        self._generate = _plain_call(client) if own_aborts else client.generate
         self._engine = engine
         self._max_context = max_context
         self._started = False
@@ -90,9 +96,7 @@ class VerlBackend:
         if media:
             images["image_data"] = await asyncio.to_thread(lambda: [pil_image(image.media) for image in media])
         try:
-            answer = await self._client.generate(
-                request_id, prompt_ids=call.prompt_ids, sampling_params=fields, **images
-            )
+            answer = await self._generate(request_id, prompt_ids=call.prompt_ids, sampling_params=fields, **images)
         except UniAgentError:
             raise
         except Exception as error:  # Ray wraps whatever the server raised
@@ -126,6 +130,14 @@ class VerlBackend:
     async def close(self) -> None:
         """Refuse further calls; the servers go on."""
         self._started = False
+
+
+def _plain_call(client: VerlClient) -> Callable[..., Awaitable[Any]]:
+    """The plain `LLMServerClient.generate`, bound to `client`, also where its class hides aborts in a loop."""
+    for cls in type(client).__mro__:
+        if cls.__name__ == "LLMServerClient":
+            return partial(vars(cls)["generate"], client)
+    return client.generate
 
 
 def _read(answer: Any, call: GenerationCall) -> TokenOutput:

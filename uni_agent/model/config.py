@@ -13,7 +13,11 @@ from uni_agent.engine.config import EngineConfig
 from uni_agent.tokens.config import AnyRendererConfig, RendererConfig
 
 if TYPE_CHECKING:
+    from uni_agent.engine.base import SamplingBackend
+    from uni_agent.engine.sampler import OnAbort
     from uni_agent.model.base import ChatModel
+    from uni_agent.model.tokens import AgentChatModel
+    from uni_agent.tokens.base import Renderer
 
 
 class SamplingConfig(Config):
@@ -78,6 +82,63 @@ class TokenModelConfig(Config):
         )
 
 
+class VerlModelConfig(Config):
+    """Tokens in, tokens out, through verl's own rollout servers: what a `train:` block trains.
+
+    Without `train:` the pipeline evaluates through verl's server manager, with the same loop and the same record.
+    """
+
+    type: Literal["verl"]
+    path: ConfigPath
+    """Folder of the policy: weights, tokenizer and chat template."""
+    renderer: AnyRendererConfig = RendererConfig()
+    """How messages become tokens."""
+    sampling: SamplingConfig = SamplingConfig()
+    """How turns are sampled; temperature, top_p and top_k are those of verl's rollout as well."""
+    max_context: int | None = Field(default=None, ge=16)
+    """Tokens of prompt and response together; None: the window of the model, or of `train:`."""
+    timeout: float = Field(default=600.0, gt=0)
+    """Seconds for one turn, pauses for new weights included; past it the episode ends as timeout_error."""
+    retries: int = Field(default=2, ge=0)
+    """Further tries of a call that the servers failed."""
+    engine: str | None = None
+    """verl's rollout engine for an evaluation (`vllm`, `sglang`); None: our own where there is no GPU, else `vllm`."""
+    overrides: dict[str, Any] = {}
+    """Any of verl's keys, for an evaluation; with `train:` they belong to `train.overrides`."""
+
+    def build(self, seed: int | None) -> ChatModel:
+        """The model for an evaluation: `start` starts verl's servers. Raises MissingExtraError without verl."""
+        from uni_agent.config.base import load_object
+
+        # Named, not imported: training stands above this module.
+        return load_object("uni_agent.training.evaluation:VerlChatModel")(self, seed=seed)
+
+    def over(
+        self,
+        backend: SamplingBackend,
+        renderer: Renderer,
+        *,
+        seed: int | None,
+        sampling: SamplingParams | None = None,
+        max_response: int | None = None,
+        on_abort: OnAbort = "continue",
+    ) -> AgentChatModel:
+        """The model over an engine that somebody else started."""
+        from uni_agent.model.tokens import AgentChatModel
+
+        return AgentChatModel(
+            backend,
+            renderer,
+            sampling=sampling or self.sampling.params(),
+            max_context=self.max_context,
+            max_response=max_response,
+            timeout=self.timeout,
+            retries=self.retries,
+            seed=seed,
+            on_abort=on_abort,
+        )
+
+
 class OpenAIModelConfig(Config):
     """Any server that speaks OpenAI Chat Completions."""
 
@@ -139,6 +200,7 @@ class PluginModelConfig(PluginConfig):
 
 ModelConfig = Annotated[
     Annotated[TokenModelConfig, Tag("tokens")]
+    | Annotated[VerlModelConfig, Tag("verl")]
     | Annotated[OpenAIModelConfig, Tag("openai_compatible")]
     | Annotated[ScriptedModelConfig, Tag("scripted")]
     | Annotated[PluginModelConfig, Tag("plugin")],

@@ -9,13 +9,13 @@ from dataclasses import replace
 from typing import TypeVar, cast
 
 from uni_agent.engine.base import SamplingBackend, SamplingParams, TokenOutput
-from uni_agent.engine.sampler import sample
+from uni_agent.engine.sampler import OnAbort, sample
 from uni_agent.errors import ConfigError, ContextLengthError, ModelError, boundary
 from uni_agent.model.base import ModelTurn
 from uni_agent.tokens.accounting import record_drop
 from uni_agent.tokens.base import Renderer, ToolSchema
 from uni_agent.tokens.cache import RolloutCache
-from uni_agent.tokens.graph import Prepared, SessionGraph
+from uni_agent.tokens.graph import Chain, Prepared, SessionGraph
 from uni_agent.tokens.graph.export import add_context
 from uni_agent.tokens.graph.nodes import path_to
 from uni_agent.types import Message, Usage
@@ -27,7 +27,11 @@ _INLINE_CHARACTERS = 4096
 
 
 class AgentChatModel:
-    """Renders with the model's chat template, samples from a token engine, keeps ids, masks and logprobs."""
+    """Renders with the model's chat template, samples from a token engine, keeps ids, masks and logprobs.
+
+    `max_response` limits what follows the opening of a conversation, in tokens. `on_abort` says what becomes of a turn
+    that the engine broke off for new weights: it begins anew, or goes on from its tokens.
+    """
 
     def __init__(
         self,
@@ -36,15 +40,19 @@ class AgentChatModel:
         *,
         sampling: SamplingParams | None = None,
         max_context: int | None = None,
+        max_response: int | None = None,
         timeout: float = 600.0,
         retries: int = 2,
         seed: int | None = None,
+        on_abort: OnAbort = "restart",
     ) -> None:
         self.backend = backend
         self.renderer = renderer
         self.sampling = sampling or SamplingParams()
         self.timeout = timeout
         self.retries = retries
+        self.max_response = max_response
+        self.on_abort: OnAbort = on_abort
         self._seed = seed
         self._max_context = max_context
 
@@ -139,6 +147,18 @@ class AgentChatSession:
         """The chain that goes on."""
         return self.caches[-1]
 
+    @property
+    def chains(self) -> list[Chain]:
+        """The chains to train on, as `SessionGraph.trajectories` gives them.
+
+        Tokens that never became a turn are counted in the first one's `dropped`.
+        """
+        chains = self._graph.trajectories()
+        for reason, count in self._graph.dropped.items():
+            if chains:
+                record_drop(chains[0].cache, reason, count)
+        return chains
+
     async def prepare(self) -> None:
         """Render the opening."""
         self._prepared = await self.rendered(
@@ -152,7 +172,7 @@ class AgentChatSession:
             await self.observe([])
         prepared = cast(Prepared, self._prepared)
         prompt = len(prepared.prompt_ids)
-        room = self._room(prompt)
+        room = self._room(prepared)
         output = await self._sample(prepared, self._model.params_for(self.request_id, self._turn, room))
         parsed = await self.rendered(
             4 * len(output.token_ids), lambda: self._model.renderer.parse(output.token_ids, self._tools)
@@ -183,7 +203,7 @@ class AgentChatSession:
         prepared = await self.rendered(
             sum(len(m.content) for m in messages), lambda: self._graph.follow(last, messages)
         )
-        limit, added = self._model.max_context, len(prepared.context.ids)
+        limit, added = self._limit(prepared), len(prepared.context.ids)
         if limit is not None and len(prepared.prompt_ids) >= limit:
             raise ContextLengthError(f"the observation needs {added} tokens, the window of {limit} has no room")
         if prepared.parent is None:
@@ -203,8 +223,16 @@ class AgentChatSession:
     def _turn(self) -> int:
         return len(self._graph.turns)
 
-    def _room(self, prompt: int) -> int:
-        limit = self._model.max_context
+    def _limit(self, prepared: Prepared) -> int | None:
+        """Tokens that the conversation may have in all, None without a limit."""
+        limit, more = self._model.max_context, self._model.max_response
+        if more is None:
+            return limit
+        opening = len(prepared.prompt_ids) if prepared.parent is None else self._opening
+        return opening + more if limit is None else min(limit, opening + more)
+
+    def _room(self, prepared: Prepared) -> int:
+        prompt, limit = len(prepared.prompt_ids), self._limit(prepared)
         room = (limit if limit is not None else 1 << 31) - prompt
         if room <= 0:
             raise ContextLengthError(f"the prompt has {prompt} tokens, the window {limit}")
@@ -220,7 +248,7 @@ class AgentChatSession:
             params,
             timeout=model.timeout,
             retries=model.retries,
-            on_abort="restart",
+            on_abort=model.on_abort,
             on_drop=self._graph.record_drop,
             media=prepared.images,
         )

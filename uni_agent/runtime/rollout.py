@@ -68,9 +68,12 @@ class Attempt:
     parts: RolloutParts
     log: RolloutLog
     timing: Timing = field(default_factory=Timing)
+    masks: Callable[[ExitReason], bool] | None = None
+    """Whether an ending's tokens are masked; None: what the ending itself and `interaction` say."""
+    session: ChatSession | None = None
+    """The conversation, once the model was asked for one."""
     _result: InteractionResult | None = None
     _reward: RewardResult | None = None
-    _session: ChatSession | None = None
     _sandbox: Sandbox | None = None
     _opening: Sequence[Message] = ()
 
@@ -102,9 +105,9 @@ class Attempt:
         # The conversation's name does not hold the attempt: a retried rollout samples as the first one would have.
         model = self.parts.model
         self._opening = self.config.agent.messages(self.task)
-        self._session = await model.open(str(self.key), self._opening, toolset.schemas())
+        self.session = await model.open(str(self.key), self._opening, toolset.schemas())
         interaction = AgentInteraction(
-            self._session,
+            self.session,
             env,
             self.config.interaction,
             on_turn=self.log.turn,
@@ -175,8 +178,8 @@ class Attempt:
             raise cancelled
 
     async def _close_all(self) -> None:
-        if self._session is not None:
-            await self._close("session", self._session.close(), 30)
+        if self.session is not None:
+            await self._close("session", self.session.close(), 30)
         if self._sandbox is not None:
             await self._close("sandbox", self._sandbox.stop(), 90)
 
@@ -199,9 +202,20 @@ class Attempt:
             text = f"the token chains cannot be accounted for ({fault}); the episode ended as {reason}: {error}"
             return RolloutRecord(ExitReason.UNKNOWN_ERROR, text, timing=self.timing, opening=tuple(self._opening)), ()
 
+    @property
+    def turns(self) -> Sequence[Turn]:
+        """The turns that were taken so far."""
+        return self._result.turns if self._result else ()
+
+    def masked(self, reason: ExitReason) -> bool:
+        """Whether the tokens of an episode that ended by `reason` are not trained."""
+        if self.masks is not None:
+            return self.masks(reason)
+        return not reason.trains or (self.config.interaction.mask_abnormal_exit_traj and reason.abnormal)
+
     def _accounted(self, reason: ExitReason, error: str) -> tuple[RolloutRecord, Sequence[RolloutCache]]:
-        caches = self._session.caches if self._session is not None else ()
-        masked = not reason.trains or (self.config.interaction.mask_abnormal_exit_traj and reason.abnormal)
+        caches = self.session.caches if self.session is not None else ()
+        masked = self.masked(reason)
         record = RolloutRecord(
             exit_reason=reason,
             error=error,
