@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Literal
 
@@ -82,9 +82,10 @@ _QUESTIONS = {
 }
 
 
-def make_task(rng: random.Random, kind: str, split: Split) -> ShellTask:
-    """A random task of `kind` with names from the words of `split`; all names of one task differ."""
-    names = rng.sample(WORDS[split], 8)
+def make_task(rng: random.Random, kind: str, split: Split, avoid: Set[str] = frozenset()) -> ShellTask:
+    """A random task of `kind` with names from the words of `split` but `avoid`; all names of one task differ."""
+    words = [word for word in WORDS[split] if word not in avoid]
+    names = rng.sample(words, 8)
     source, target, *others = (f"{name}.{rng.choice(SUFFIXES)}" for name in names[:4])
     word, old, *contents = names[4:]
     files = {name: f"{content}\n" for name, content in zip(others, contents, strict=True)}
@@ -95,7 +96,7 @@ def make_task(rng: random.Random, kind: str, split: Split) -> ShellTask:
         case "append":
             files[source] = f"{old}\n"
         case "count":
-            files[source] = "".join(f"{rng.choice(WORDS[split])}\n" for _ in range(lines))
+            files[source] = "".join(f"{rng.choice(words)}\n" for _ in range(lines))
         case _:
             files[source] = f"{word}\n"
     answer = {"read": word, "count": str(lines)}.get(kind, "")

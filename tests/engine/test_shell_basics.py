@@ -15,8 +15,12 @@ from uni_agent.types import Task, parse_messages
 
 ROOT = Path(__file__).resolve().parents[2]
 SUITE = ROOT / "uni_agent" / "data" / "suites" / "shell_basics.jsonl"
+HELDOUT = SUITE.with_name("shell_basics_heldout.jsonl")
 GENERATOR = ROOT / "examples" / "quickstart_policy" / "make_suite.py"
-TASKS = [Task.model_validate_json(line) for line in SUITE.read_text(encoding="utf-8").splitlines()]
+TASKS, HELDOUT_TASKS = (
+    [Task.model_validate_json(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    for path in (SUITE, HELDOUT)
+)
 KINDS = ("create", "delete", "copy", "move", "mkdir", "append", "read", "count")
 
 
@@ -48,7 +52,12 @@ def test_sixty_tasks_of_eight_kinds() -> None:
     assert all(sum(len(message.content) for message in parse_messages(task.prompt)) < 120 for task in TASKS)
 
 
-@pytest.mark.parametrize("task", TASKS, ids=lambda task: task.id)
+def test_eight_held_out_tasks_of_each_kind() -> None:
+    assert len({task.id for task in HELDOUT_TASKS}) == len(HELDOUT_TASKS) == 64
+    assert Counter(task.metadata["kind"] for task in HELDOUT_TASKS) == dict.fromkeys(KINDS, 8)
+
+
+@pytest.mark.parametrize("task", [*TASKS, *HELDOUT_TASKS], ids=lambda task: task.id)
 def test_the_reference_solves_it_and_doing_nothing_does_not(task: Task, tmp_path: Path) -> None:
     reference, answer = task.metadata["reference"], task.metadata["answer"]
     idle = prepared(task, tmp_path / "idle")
@@ -113,6 +122,27 @@ def generate(*arguments: str | Path) -> None:
 def test_the_generator_gives_the_packaged_suite_byte_by_byte(tmp_path: Path) -> None:
     generate("--out", tmp_path / "again.jsonl")
     assert (tmp_path / "again.jsonl").read_bytes() == SUITE.read_bytes()
+    generate("--heldout", "--out", tmp_path / "heldout.jsonl")
+    assert (tmp_path / "heldout.jsonl").read_bytes() == HELDOUT.read_bytes()
+
+
+def test_held_out_tasks_share_no_name_content_or_answer_with_the_suite() -> None:
+    shown, held = words_of(TASKS), words_of(HELDOUT_TASKS)
+    assert len(shown) > 200
+    assert len(held) > 200
+    assert not shown & held
+    # Whatever the checks above count as a word: none of it stands anywhere in the other suite, not even in part.
+    text = SUITE.read_text(encoding="utf-8")
+    assert [word for word in sorted(held) if word in text] == []
+    questions = {json.dumps(task.prompt) for task in TASKS}
+    assert not questions & {json.dumps(task.prompt) for task in HELDOUT_TASKS}
+
+
+def test_held_out_tasks_share_no_word_with_training_tasks(tmp_path: Path) -> None:
+    out = tmp_path / "train.jsonl"
+    generate("--split", "train", "--n", "2000", "--out", out)
+    train = [Task.model_validate_json(line) for line in out.read_text().splitlines()]
+    assert not words_of(train) & words_of(HELDOUT_TASKS)
 
 
 def test_training_tasks_share_no_name_with_the_suite(tmp_path: Path) -> None:
@@ -125,3 +155,13 @@ def test_training_tasks_share_no_name_with_the_suite(tmp_path: Path) -> None:
 
 def names_of(tasks: list[Task]) -> set[str]:
     return {name.partition(".")[0] for task in tasks for name in task.files}
+
+
+def words_of(tasks: list[Task]) -> set[str]:
+    """The words of names, contents, answers and commands; numbers that answer `count` are no words."""
+    found: set[str] = set()
+    for task in tasks:
+        reference = [part for part in task.metadata["reference"].split()[1:] if part.isalnum() or "." in part]
+        text = [*task.files, *map(str, task.files.values()), task.metadata["answer"], *reference]
+        found.update(word for part in text for word in part.replace(".", " ").split())
+    return {word for word in found if word.isalpha()} - {"txt", "log", "csv", "md", "dat"}

@@ -142,7 +142,7 @@ def _text_of(task: Task, where: str) -> str:
     except ValueError as error:
         raise DataError(f"{where}: cannot be kept as JSON: {error}") from error
     if validate_task(json.loads(text), where) != task:
-        raise DataError(f"{where}: holds data that JSON does not keep as it is (a tuple, a date, a key that is no text)")
+        raise DataError(f"{where}: holds data that JSON does not keep (a tuple, a date, a key that is no text)")
     return text
 
 
