@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
-import os
 import sys
-import tempfile
 from collections.abc import Callable, Generator, Iterable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from uni_agent.data.atomic import atomic_file
 from uni_agent.errors import ConfigError, MissingExtraError, StoreError, UniAgentError, boundary
 from uni_agent.store.text import strict
 
@@ -21,6 +20,8 @@ if TYPE_CHECKING:
 
 _ROW_GROUP = 64
 _OF_SESSIONS = ("rows", "sessions")
+_OF_VERL = ("verl", "verl-tokens")
+_TABLES = ("parquet", *_OF_VERL)
 _SQLITE = b"SQLite format 3\x00"
 
 
@@ -31,9 +32,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--format",
-        choices=("jsonl", "parquet", "sft", *_OF_SESSIONS),
+        "--to",
+        choices=("jsonl", "parquet", "sft", *_OF_VERL, *_OF_SESSIONS),
         help="jsonl (the default): all of a trajectory, tokens included; parquet: a row per token chain; sft: chat "
-        "messages. Of a gateway's sessions also rows: those of parquet as JSON lines; sessions: as `finalize` answers",
+        "messages; verl: the run's tasks, a row each, as verl's `data.train_files` and `val_files` want them, to train "
+        "on what was run; verl-tokens: a row per token chain in the fields of verl's rollouts (prompts, responses, "
+        "response_mask, rollout_log_probs, rm_scores), for a dataset class or replay of your own: verl itself reads "
+        "no tokens from files. Both are parquet. Of a gateway's sessions also rows: those of parquet as JSON lines; "
+        "sessions: as `finalize` answers",
     )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="where to write (default: stdout)")
     parser.add_argument("--resolved", action="store_true", help="only rollouts that solved their task")
@@ -60,14 +66,14 @@ def execute(args: argparse.Namespace) -> int:
         if args.into is not None:
             return _merge(args)
         args.format = args.format or "jsonl"
-        if args.format == "parquet" and args.output is None and sys.stdout.isatty():
+        if args.format in _TABLES and args.output is None and sys.stdout.isatty():
             raise ConfigError("parquet is no text for a terminal: name a file with --output")
         with _exporter(args) as write:
             if args.output is None:
                 with reading_out():
                     count = write(sys.stdout.buffer)
             else:
-                with atomic_file(args.output) as file:
+                with atomic_file(args.output, StoreError) as file:
                     count = write(file)
                 print(f"{args.output}: {count} records", file=sys.stderr)
     except UniAgentError as error:
@@ -87,6 +93,8 @@ def _check_options(args: argparse.Namespace) -> None:
         given = args.output or args.format or args.session or args.scenario or args.resolved
         if args.journal is None or given:
             raise ConfigError("--into RUN merges whole journals: give it with --journal PATH, and nothing else")
+    elif of_sessions and args.format in _OF_VERL:
+        raise ConfigError(f"--format {args.format} is for a run's rollouts; of sessions, use parquet")
     elif of_sessions and args.resolved:
         raise ConfigError("--resolved is for rollouts; a gateway's sessions have rewards of their own")
     elif not of_sessions and (args.session or args.scenario or args.format in _OF_SESSIONS):
@@ -151,26 +159,13 @@ def _exporter(args: argparse.Namespace) -> Generator[Callable[[BinaryIO], int]]:
             yield lambda file: _export(reader, args, file)
 
 
-@contextlib.contextmanager
-def atomic_file(path: Path) -> Generator[BinaryIO]:
-    """A file that appears under `path` whole when the block ends, or not at all. Raises StoreError when it cannot."""
-    with boundary(StoreError, f"{path}: cannot be written"):
-        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            Path(name).chmod(0o666 & ~_umask())
-            Path(name).replace(path)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
-
-
 def _export(reader: RunReader, args: argparse.Namespace, file: BinaryIO) -> int:
     from uni_agent.store import export
 
+    if args.format in _OF_VERL:
+        from uni_agent.cli.export_verl import export_verl
+
+        return export_verl(reader, args, file)
     if args.format == "parquet":
         return write_parquet(
             export.chain_rows(reader, resolved_only=args.resolved), lambda: _schema(_import("pyarrow")), file
@@ -237,9 +232,3 @@ def _schema(pa: Any) -> Any:
             ("extra", text),
         ]
     )
-
-
-def _umask() -> int:
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask

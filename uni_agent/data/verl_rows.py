@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, BinaryIO, cast
 
 from uni_agent.data.atomic import atomic_file
 from uni_agent.data.earlier_rows import earlier_task
@@ -85,19 +85,40 @@ def write_verl_parquet(
     by data source. Raises DataError for an id that comes twice, a task without that key, no task at all, and a path
     that cannot be written; MissingExtraError without pyarrow.
     """
+    rows = verl_rows(tasks, split=split, data_source=data_source, group_by=group_by, agent_name=agent_name)
+    with atomic_file(Path(path)) as file:
+        return write_rows(rows, file)
+
+
+def write_rows(rows: Iterator[Mapping[str, Any]], file: BinaryIO) -> int:
+    """Write rows of `verl_rows` to an open file as parquet; how many they are. Raises DataError for none."""
     pa, pq = (load(name, extra="datasets", needed_for="a parquet file") for name in ("pyarrow", "pyarrow.parquet"))
-    rows = _rows(tasks, split=split, data_source=data_source, group_by=group_by, agent_name=agent_name)
     schema, count = arrow_schema(), 0
-    with (
-        atomic_file(Path(path)) as file,
-        pq.ParquetWriter(pa.PythonFile(file, mode="w"), schema, compression="zstd") as writer,
-    ):
+    with pq.ParquetWriter(pa.PythonFile(file, mode="w"), schema, compression="zstd") as writer:
         while group := list(islice(rows, _ROW_GROUP)):
             writer.write_table(pa.Table.from_pylist(group, schema=schema))
             count += len(group)
         if not count:
-            raise DataError(f"{path}: there are no tasks to write")
+            raise DataError("there are no tasks to write")
     return count
+
+
+def verl_rows(
+    tasks: Iterable[Task],
+    *,
+    split: str,
+    data_source: str,
+    group_by: str | None = None,
+    agent_name: str = AGENT_NAME,
+) -> Iterator[dict[str, Any]]:
+    """The rows that `write_verl_parquet` writes, one at a time; raises as it does."""
+    seen: set[str] = set()
+    for index, task in enumerate(tasks):
+        if task.id in seen:
+            raise DataError(f"task {task.id!r}: comes twice; verl would train on it twice as often")
+        seen.add(task.id)
+        source = data_source if group_by is None else f"{data_source}/{_group(task, group_by)}"
+        yield task_row(task, index, split=split, data_source=source, agent_name=agent_name)
 
 
 def arrow_schema() -> Any:
@@ -113,18 +134,6 @@ def arrow_schema() -> Any:
             ("extra_info", pa.struct([("index", pa.int64()), ("split", text), ("task", text)])),
         ]
     )
-
-
-def _rows(
-    tasks: Iterable[Task], *, split: str, data_source: str, group_by: str | None, agent_name: str
-) -> Iterator[dict[str, Any]]:
-    seen: set[str] = set()
-    for index, task in enumerate(tasks):
-        if task.id in seen:
-            raise DataError(f"task {task.id!r}: comes twice; verl would train on it twice as often")
-        seen.add(task.id)
-        source = data_source if group_by is None else f"{data_source}/{_group(task, group_by)}"
-        yield task_row(task, index, split=split, data_source=source, agent_name=agent_name)
 
 
 def _group(task: Task, key: str) -> str:
