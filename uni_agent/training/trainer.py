@@ -1,0 +1,126 @@
+"""verl's v1 trainers with what Uni-Agent knows about each trajectory.
+
+`trainer.v1.trainer_mode` names them: `uni_agent_sync`, `uni_agent_colocate_async`, `uni_agent_separate_async`. They do
+what verl's do, and two things more: our advantage estimators see the side information of trajectories, and what it says
+about a batch is among the step's metrics, so that every logger of verl has it. Rows of other agent loops, which have
+none, are trained as verl trains them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from uni_agent.training.algorithms import ESTIMATORS
+from uni_agent.training.algorithms.context import AdvantageContext, Row, side_of, use
+from uni_agent.training.algorithms.metrics import Sides, batch_metrics
+from uni_agent.training.config import CreditConfig
+
+PREFIX = "uni_agent_"
+MODES = ("sync", "colocate_async", "separate_async")
+"""verl's trainers that have a twin here, called `PREFIX` and its name."""
+
+
+def register() -> None:
+    """Give verl our trainers, once it imports its own; more calls change nothing."""
+    wrapt: Any = importlib.import_module("wrapt")
+    wrapt.when_imported("verl.trainer.ppo.v1")(_register)
+
+
+def _register(v1: Any) -> None:
+    registry = importlib.import_module("verl.trainer.ppo.v1.trainer_base").TRAINER_REGISTRY
+    for mode in MODES:
+        if PREFIX + mode not in registry:
+            base = v1.get_trainer_cls(mode)
+            members = {"plain_mode": mode, "__module__": __name__, "__doc__": base.__doc__}
+            v1.register_trainer(PREFIX + mode)(type(f"UniAgent{base.__name__}", (UniAgentTrainer, base), members))
+
+
+if TYPE_CHECKING:
+
+    class _Trainer:
+        """What is used of verl's PPOTrainer."""
+
+        config: Any
+        global_steps: int
+
+        def __init__(self, config: Any) -> None: ...
+
+        def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any: ...
+
+        def _compute_metrics(
+            self, batch: Any, metrics: dict[str, Any], timing_raw: Any, global_steps: int, epoch: int
+        ) -> None: ...
+else:
+    _Trainer = object
+
+
+class UniAgentTrainer(_Trainer):
+    """Goes before one of verl's trainers among the bases of a class. `plain_mode` is verl's name of that trainer."""
+
+    plain_mode: ClassVar[str]
+
+    def __init__(self, config: Any) -> None:
+        # verl compares the mode with its own names, and finds the trainer's settings under it.
+        config.trainer.v1.trainer_mode = self.plain_mode
+        self._counts: dict[str, float] = {}
+        super().__init__(config)
+
+    def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
+        if self.config.algorithm.adv_estimator not in ESTIMATORS:
+            return super()._compute_advantage(batch, metrics)
+        sides = _sides(_fetch(batch, ("extra_fields",)).get("extra_fields"), len(batch.keys))
+        context = AdvantageContext(
+            rows=_rows(batch, sides),
+            credit=_credit(self.config),
+            version=self.global_steps - 1,
+            max_response=self.config.data.max_response_length,
+            counts=self._counts,
+        )
+        with use(context):
+            return super()._compute_advantage(batch, metrics)
+
+    def _compute_metrics(
+        self, batch: Any, metrics: dict[str, Any], timing_raw: Any, global_steps: int, epoch: int
+    ) -> None:
+        super()._compute_metrics(batch, metrics, timing_raw, global_steps, epoch)
+        fields = _fetch(batch, ("extra_fields", "rm_scores"))
+        sides = _sides(fields.get("extra_fields"), len(batch.keys))
+        scores = [float(row.sum()) for row in fields["rm_scores"].unbind()]
+        counts, self._counts = self._counts, {}
+        metrics.update(
+            batch_metrics(
+                Sides(_rows(batch, sides), sides, scores),
+                group_size=self.config.actor_rollout_ref.rollout.n,
+                version=global_steps - 1,
+                counts=counts,
+            )
+        )
+
+
+def _fetch(batch: Any, fields: Sequence[str]) -> dict[str, Any]:
+    """Fields of the batch's rows in TransferQueue; those that are in no row are left out."""
+    tq: Any = importlib.import_module("transfer_queue")
+    data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=list(fields))
+    return {name: data[name] for name in fields if name in data.keys()}  # noqa: SIM118  # a TensorDict is no mapping
+
+
+def _sides(extra_fields: Any, size: int) -> list[Mapping[str, Any] | None]:
+    if extra_fields is None:
+        return [None] * size
+    return [side_of(extra) for extra in extra_fields.tolist()]
+
+
+def _rows(batch: Any, sides: Sequence[Mapping[str, Any] | None]) -> tuple[Row, ...]:
+    return tuple(Row.of(key, tag, side) for key, tag, side in zip(batch.keys, batch.tags, sides, strict=True))
+
+
+def _credit(config: Any) -> CreditConfig:
+    """`train.credit`, where the run was started with it."""
+    custom = config.actor_rollout_ref.rollout.get("custom") or {}
+    train = (custom.get("uni_agent") or {}).get("train") or {}
+    credit = train.get("credit") or {}
+    if not isinstance(credit, dict):  # a node of OmegaConf
+        credit = importlib.import_module("omegaconf").OmegaConf.to_container(credit, resolve=True)
+    return CreditConfig.model_validate(credit)
