@@ -5,10 +5,10 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help quickstart test check bench schema clean
+.PHONY: help quickstart train-quickstart test check bench schema clean
 
 help:  ## what can be made
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/'
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Uni-Agent needs Python 3.11 or newer: make PYTHON=python3.11 …")'
@@ -20,11 +20,18 @@ $(VENV)/.run-installed: $(BIN)/python pyproject.toml requirements/cpu.txt
 	@touch $@
 
 $(VENV)/.dev-installed: $(BIN)/python pyproject.toml requirements/cpu.txt
-	$(BIN)/python -m pip install --quiet --constraint requirements/cpu.txt --editable '.[embedded,datasets,ray,renderers,tinker,dev]'
+	$(BIN)/python -m pip install --quiet --constraint requirements/cpu.txt --editable '.[embedded,datasets,ray,renderers,tinker,train,dev]'
+	@touch $@ $(VENV)/.run-installed $(VENV)/.train-installed
+
+$(VENV)/.train-installed: $(BIN)/python pyproject.toml requirements/cpu.txt
+	$(BIN)/python -m pip install --quiet --constraint requirements/cpu.txt --editable '.[embedded,train]'
 	@touch $@ $(VENV)/.run-installed
 
 quickstart: $(VENV)/.run-installed  ## run the quickstart policy on the shell-basics suite, in sandboxes on this host
 	$(BIN)/uni-agent run configs/quickstart.yaml
+
+train-quickstart: $(VENV)/.train-installed  ## train the quickstart policy on the same tasks with verl, on the CPU
+	$(BIN)/uni-agent run configs/quickstart_train.yaml
 
 test: check  ## lint, types and all tests; what CI runs
 	$(BIN)/python -m pytest -q -n auto --durations=10

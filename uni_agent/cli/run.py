@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from uni_agent.model.base import ChatModel
     from uni_agent.pipeline import PipelineConfig
     from uni_agent.runtime.controller import RunOutcome
+    from uni_agent.runtime.preflight import Preflight
     from uni_agent.store.run import RunStore
     from uni_agent.types import Task
 
@@ -57,13 +58,32 @@ def execute(args: argparse.Namespace) -> int:
     if args.limit is not None:
         overrides.append(f"data.limit={args.limit}")
     loaded = load_config(PipelineConfig, args.config, overrides)
-    if loaded.config.train is not None:
-        raise ConfigError("train: training is not part of this version; remove the block to evaluate")
     _check_run_dir(args)
+    if loaded.config.train is not None:
+        return _train(args, loaded)
     tasks, model = _prepared(loaded.config)
     if args.dry_run:
         return _dry_run(loaded, _claim_run_dir(args, loaded.config))
     return asyncio.run(_run(args, loaded, tasks, model))
+
+
+def _train(args: argparse.Namespace, loaded: Loaded[PipelineConfig]) -> int:
+    """Train as the `train:` block says. Raises ConfigError before anything starts."""
+    from uni_agent.cli.train import check_training, dry_run, train
+    from uni_agent.runtime.preflight import preflight
+
+    problems, tasks = _looked(found := preflight(loaded.config)), found.tasks
+    if problems:
+        raise ConfigError("\n".join(problems))
+    check_training(loaded.config, Path())
+    run_dir = _claim_run_dir(args, loaded.config)
+    if args.dry_run:
+        return dry_run(loaded, tasks, run_dir)
+    return asyncio.run(train(args, loaded, tasks, run_dir, _open_store(args, loaded, tasks, run_dir)))
+
+
+def _looked(found: Preflight) -> list[str]:
+    return [finding.problem for finding in found.findings if finding.problem]
 
 
 def _prepared(config: PipelineConfig) -> tuple[list[Task], ChatModel]:
@@ -71,7 +91,7 @@ def _prepared(config: PipelineConfig) -> tuple[list[Task], ChatModel]:
     from uni_agent.runtime.preflight import preflight
 
     found = preflight(config)
-    problems = [finding.problem for finding in found.findings if finding.problem]
+    problems = _looked(found)
     if problems or found.model is None:
         raise ConfigError("\n".join(problems))
     return found.tasks, found.model
@@ -192,10 +212,12 @@ async def _until_interrupted(controller: Any) -> RunOutcome:
 
 
 def _open_store(args: argparse.Namespace, loaded: Loaded[PipelineConfig], tasks: list[Task], run_dir: Path) -> RunStore:
+    from uni_agent.cli.train import RESUMABLE as TRAINING
     from uni_agent.store.run import RunStore
 
     if args.resume is not None:
-        store = RunStore.resume(run_dir, config=loaded.data, digest=loaded.digest, ignore=RESUMABLE)
+        ignore = (*RESUMABLE, *TRAINING) if loaded.config.train is not None else RESUMABLE
+        store = RunStore.resume(run_dir, config=loaded.data, digest=loaded.digest, ignore=ignore)
         gone = store.task_ids - {task.id for task in tasks}
         if gone:
             store.close("interrupted")

@@ -25,7 +25,7 @@ def pil_image(media: Media) -> Any:
     try:
         from PIL import Image
     except ImportError as error:
-        raise MissingExtraError("PIL", "verl", "an image") from error
+        raise MissingExtraError("PIL", "train", "an image") from error
     try:
         return Image.open(io.BytesIO(media.data)).convert("RGB")
     except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:

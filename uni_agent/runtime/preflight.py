@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from uni_agent.errors import ConfigError
+from uni_agent.model.config import VerlModelConfig
 from uni_agent.tools.toolset import Toolset
 from uni_agent.types import Task
 
@@ -57,8 +58,17 @@ def preflight(config: PipelineConfig) -> Preflight:
     found.look("tools", lambda: Toolset([tool.build() for tool in config.tools]))
     found.look("deployment", config.deployment.check)
     found.look("reward", config.reward.build)
-    found.look("model", model)
+    if config.train is None:
+        found.look("model", model)
+    else:
+        found.look("policy", lambda: _policy(config))
     return found
+
+
+def _policy(config: PipelineConfig) -> None:
+    """Look at the weights and the chat template that will be trained, through the renderer that will be used."""
+    if isinstance(config.model, VerlModelConfig):
+        config.model.renderer.build(config.model.path)
 
 
 def check_tasks(config: PipelineConfig, tasks: Sequence[Task]) -> None:

@@ -79,7 +79,7 @@ def agent_loop_output(trajectory: Trajectory, *, images: Callable[[Media], Any] 
     `images` makes of an image what the model's processor takes (default: a PIL image). Raises MissingExtraError when
     verl, or Pillow for images, is not installed.
     """
-    loop = load("verl.experimental.agent_loop.agent_loop", extra="verl", needed_for="an AgentLoopOutput")
+    loop = load("verl.experimental.agent_loop.agent_loop", extra="train", needed_for="an AgentLoopOutput")
     fields = agent_loop_fields(trajectory, **options)
     if media := fields["multi_modal_data"]:
         media["images"] = [(images or pil_image)(image) for image in media["images"]]

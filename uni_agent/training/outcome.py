@@ -1,0 +1,194 @@
+"""What a finished rollout is to the trainer: its trajectories, whether they can be trusted, and their fate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from uni_agent.tokens.cache import Span
+from uni_agent.training.config import Fate, TrainConfig
+from uni_agent.trajectory.fit import fit
+from uni_agent.trajectory.trajectory import Trajectory
+from uni_agent.trajectory.verl import session_order
+from uni_agent.types import ExitReason, StepStatus, Turn
+
+if TYPE_CHECKING:
+    from uni_agent.interaction.config import InteractionConfig
+    from uni_agent.store.records import RolloutRecord
+    from uni_agent.tokens.graph import Chain
+
+SegmentsOf = Any
+"""`(ids) -> list[(kind, start, end)]` for the sampled tokens of one turn."""
+
+Verdict = Literal["train", "mask", "drop", "failed"]
+"""A `Fate`, or `failed`: infrastructure ended the rollout, and `train.failures` says what happens."""
+
+
+def verdict(reason: ExitReason, train: TrainConfig, interaction: InteractionConfig) -> Verdict:
+    """What becomes of a rollout that ended by `reason`."""
+    if reason in train.exits and reason.trusted:
+        return train.exits[reason]
+    if not reason.trusted:
+        return "failed"
+    return "mask" if interaction.mask_abnormal_exit_traj and reason.abnormal else "train"
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A rollout as it goes to the trainer.
+
+    `trajectories` are in the order in which verl takes them (`session_order`), none when the rollout is left out.
+    `trusted` says whether they may enter statistics of their group. `numbers` are for metrics.
+    """
+
+    record: RolloutRecord
+    trajectories: tuple[Trajectory, ...]
+    trusted: bool
+    fate: Fate
+    attempts: int
+    numbers: Mapping[str, float]
+
+    def side_information(self, index: int, segments_of: SegmentsOf) -> dict[str, Any]:
+        """What our trainer wants to know of trajectory `index`, as plain JSON; goes along in `extra_fields`."""
+        trajectory = self.trajectories[index]
+        reward = self.record.reward
+        turns = trained_turns(trajectory)
+        scores = reward.turn_scores if reward is not None else ()
+        return {
+            "trusted": self.trusted,
+            "exit_reason": str(self.record.exit_reason),
+            "exit_class": str(self.record.exit_reason.exit_class),
+            "attempts": self.attempts,
+            "turns": [[turn, start, end] for turn, start, end in turns],
+            "segments": segments(trajectory, turns, segments_of),
+            "turn_scores": [[turn, scores[turn]] for turn, _, _ in turns if turn < len(scores)],
+            "weight_spans": [[span.version, span.start, span.end] for span in trajectory.weight_spans],
+            "chain": index,
+            "chains": len(self.trajectories),
+            # One sample is counted once, by its last trajectory, which is the one whose reward verl takes.
+            "metrics": dict(self.numbers) if index == len(self.trajectories) - 1 else {},
+        }
+
+
+def trajectories_of(
+    chains: Iterable[Chain],
+    record: RolloutRecord,
+    *,
+    session_id: str,
+    train: TrainConfig,
+    masked: bool,
+) -> tuple[Trajectory, ...]:
+    """The trajectories of an episode's chains, in verl's order and within the lengths of `train`.
+
+    With `masked` no token trains; the spans still say which were sampled. A chain without a sampled token is left out.
+    """
+    reward = record.reward
+    score = reward.score if reward is not None and reward.score is not None else 0.0
+    found: list[Trajectory] = []
+    for chain in chains:
+        whole = Trajectory.from_chain(
+            chain,
+            session_id=session_id,
+            materialization_reason="finalized",
+            reward=score,
+            reward_info=reward_info(record),
+            exit_reason=str(record.exit_reason),
+            extra={"metrics": verl_metrics(record, chain)},
+        )
+        part = fit(whole, max_prompt=train.max_prompt_tokens, max_response=train.max_response_tokens)
+        if masked:
+            part = replace(part, response_mask=[0] * len(part.response_mask))
+        if part.response_ids:
+            found.append(part)
+    return tuple(session_order(found))
+
+
+def stand_in(
+    prompt_ids: Sequence[int], filler: int, record: RolloutRecord, *, session_id: str, train: TrainConfig
+) -> Trajectory:
+    """A row for a rollout that left no tokens: one token that is masked, a reward that nobody may use."""
+    prompt = list(prompt_ids)[: train.max_prompt_tokens] or [filler]
+    return Trajectory(
+        id=f"{session_id}/none",
+        session_id=session_id,
+        prompt_ids=prompt,
+        response_ids=[filler],
+        response_mask=[0],
+        response_logprobs=[0.0],
+        spans=(Span("observation", 0, 0, 1),),
+        turns=(0,),
+        reward=0.0,
+        reward_info=reward_info(record),
+        exit_reason=str(record.exit_reason),
+    )
+
+
+def reward_info(record: RolloutRecord) -> dict[str, Any]:
+    """What verl reports of a reward: `success` (1.0 where the task is solved), then the parts of the score.
+
+    It is not called `acc`: verl counts a validation sample that is missing as an `acc` of 0, and a sandbox that broke
+    says nothing about the policy.
+    """
+    reward = record.reward
+    if reward is None or not reward.trusted:
+        return {}
+    parts = {f"part/{name}": value for name, value in reward.breakdown.items()}
+    return {"success": float(bool(reward.resolved)), **parts}
+
+
+def verl_metrics(record: RolloutRecord, chain: Chain) -> dict[str, float]:
+    """Seconds as verl's AgentLoopMetrics has them, and how often the engine preempted the chain's requests."""
+    timing = record.timing
+    metrics = {"generate_sequences": timing.model, "tool_calls": timing.tools, "compute_score": timing.reward}
+    preempted = chain.cache.metrics.get("num_preempted")
+    return metrics if preempted is None else {**metrics, "num_preempted": preempted}
+
+
+def numbers_of(record: RolloutRecord, turns: Sequence[Turn], *, attempts: int, replaced: int) -> dict[str, float]:
+    """The numbers of one rollout that go into the trainer's metrics; seconds, counts, tokens."""
+    results = [result for turn in turns for result in turn.results]
+    account = record.account
+    return {
+        "turns": float(len(turns)),
+        "tool_calls": float(len(results)),
+        "tool_errors": float(sum(result.status != "ok" for result in results)),
+        "format_errors": float(sum(turn.status is StepStatus.FORMAT_ERROR for turn in turns)),
+        "tokens_sampled": float(account.sampled),
+        "tokens_trained": float(account.trained),
+        "tokens_masked": float(account.masked),
+        "tokens_dropped": float(sum(account.dropped.values())),
+        **{f"seconds_{phase}": seconds for phase, seconds in record.timing.to_dict().items()},
+        "attempts": float(attempts),
+        "replaced": float(replaced),
+    }
+
+
+def trained_turns(trajectory: Trajectory) -> list[tuple[int, int, int]]:
+    """(turn of the session, start, end) of each turn that was sampled here; indices into the response."""
+    sampled = (span for span in trajectory.spans if span.kind == "sampled")
+    return [(trajectory.turns[span.turn], span.start, span.end) for span in sampled]
+
+
+def segments(trajectory: Trajectory, turns: Sequence[tuple[int, int, int]], segments_of: SegmentsOf) -> list[list[Any]]:
+    """[kind, turn, start, end] of thoughts, actions and other text, in the response's indices."""
+    found: list[list[Any]] = []
+    for turn, start, end in turns:
+        for kind, first, last in segments_of(trajectory.response_ids[start:end]):
+            found.append([kind, turn, start + first, start + last])
+    return found
+
+
+def turn_rewards(side: Mapping[str, Any], score: float, length: int) -> dict[int, float]:
+    """Position in the response → reward: the scores of turns at their last tokens, the rest at the last token of all.
+
+    They add up to `score`, whatever part of it the turns have.
+    """
+    ends = {turn: end - 1 for turn, _, end in side["turns"]}
+    rewards: dict[int, float] = {}
+    for turn, value in side["turn_scores"]:
+        if turn in ends:
+            rewards[ends[turn]] = rewards.get(ends[turn], 0.0) + value
+    rest = score - sum(rewards.values())
+    rewards[length - 1] = rewards.get(length - 1, 0.0) + rest
+    return rewards
