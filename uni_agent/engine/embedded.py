@@ -11,7 +11,7 @@ import hashlib
 import json
 import secrets
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -21,6 +21,8 @@ from uni_agent.engine.streaming import Handover
 from uni_agent.errors import ConfigError, ContextLengthError, ModelError
 
 if TYPE_CHECKING:
+    import torch
+
     from uni_agent.engine.local.loading import LocalModel
     from uni_agent.engine.local.sessions import SessionStore
     from uni_agent.engine.local.worker import Request, Worker
@@ -34,7 +36,8 @@ class EmbeddedBackend:
 
     `device` and `dtype` "auto": a GPU in bfloat16 when there is one, else the CPU in float32. `threads` are torch's
     threads on the CPU, for the whole process. At most `max_batch` requests share a decode step; others wait. Up to
-    `cache_sessions` conversations (`cache_bytes` of memory) keep their keys and values between turns.
+    `cache_sessions` conversations (`cache_bytes` of memory) keep their keys and values between turns. With
+    `share_prefixes` a request also begins from what other ids have left: for callers that give each turn a new one.
 
     A request with a seed is reproducible by seed and prompt. Without one, its draws follow from `seed` (the root seed;
     random when None), the request id, how many calls of that id came before, and the prompt. Without stop ids in the
@@ -51,6 +54,7 @@ class EmbeddedBackend:
         max_batch: int = 64,
         cache_sessions: int = 256,
         cache_bytes: int = 2**30,
+        share_prefixes: bool = False,
         max_context: int | None = None,
         seed: int | None = None,
     ) -> None:
@@ -61,6 +65,7 @@ class EmbeddedBackend:
         self._max_batch = max_batch
         self._cache_sessions = cache_sessions
         self._cache_bytes = cache_bytes
+        self._share_prefixes = share_prefixes
         own = model_window(path)
         self._max_context = own if max_context is None else min(max_context, own or max_context)
         self._root_seed = secrets.randbits(63) if seed is None else seed
@@ -75,6 +80,11 @@ class EmbeddedBackend:
         """Tokens of prompt and answer together; None when config.json does not say."""
         return self._max_context
 
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """The ids that end a request without stop ids; empty before `start` and for a model that names none."""
+        return self._eos_ids
+
     async def start(self) -> None:
         """Load the model, off the event loop. Raises ConfigError for a model that cannot be loaded or run exactly."""
         async with self._lock:
@@ -84,7 +94,13 @@ class EmbeddedBackend:
             model, store, worker = await asyncio.to_thread(self._load)
             self._vocab_size, self._eos_ids = model.vocab_size, model.eos_ids
             cache = store(self._cache_sessions, self._cache_bytes)
-            self._worker = worker(model, threads=self._threads, max_batch=self._max_batch, cache=cache)
+            self._worker = worker(
+                model,
+                threads=self._threads,
+                max_batch=self._max_batch,
+                cache=cache,
+                share_prefixes=self._share_prefixes,
+            )
 
     def _load(self) -> tuple[LocalModel, type[SessionStore], type[Worker]]:
         import torch
@@ -100,9 +116,7 @@ class EmbeddedBackend:
         self, request_id: str, prompt_ids: list[int], sampling: SamplingParams, *, on_tokens: OnTokens | None = None
     ) -> TokenOutput:
         """Sample one continuation. Raises ContextLengthError when the prompt fills the window, ModelError otherwise."""
-        worker = self._worker
-        if worker is None:
-            raise ModelError("the embedded engine is not started")
+        worker = self._started()
         self._check(prompt_ids, sampling)
         future: asyncio.Future[TokenOutput] = asyncio.get_running_loop().create_future()
         count = self._counters.pop(request_id, 0)
@@ -121,6 +135,71 @@ class EmbeddedBackend:
             if self._counters.get(request_id) == count + 1:
                 self._counters[request_id] = count
             raise
+
+    async def update_weights(
+        self,
+        tensors: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]],
+        *,
+        version: str | None = None,
+    ) -> int:
+        """Replace the model's weights between two decode steps; how many running requests went on with the new ones.
+
+        `tensors` has the names and shapes of the model's `state_dict`, all of them; of tied weights one is enough.
+        Other number types are converted. Everything that was cached is dropped, and what runs is computed anew, so that
+        each further token has the logprob that the new weights give it. `weight_spans` of the outputs name `version`
+        for the tokens sampled from now on; None names none.
+
+        Raises ModelError, and changes nothing, when a tensor is missing, unexpected, given twice or of another shape.
+        A cancelled call may still take effect.
+        """
+        from uni_agent.engine.local.weights import named
+
+        new = named(tensors)
+        return await self._told(lambda worker, done: worker.update(new, version, done))
+
+    async def set_version(self, version: str | None) -> None:
+        """Name the weights as they are, for the `weight_spans` of tokens sampled from now on."""
+        await self._told(lambda worker, done: worker.label(version, done))
+
+    async def abort(self, *, reject: bool = False) -> int:
+        """End all requests within a decode step, with `finish_reason` "abort" and what they have; how many there were.
+
+        Until `resume`, new requests wait, or with `reject` come back at once, empty and with "abort". What was computed
+        is kept for those who go on.
+        """
+        return await self._told(lambda worker, done: worker.abort(reject, done))
+
+    async def resume(self) -> None:
+        """Serve requests again after `abort`; without one, nothing happens."""
+        self._started().resume()
+
+    async def clear_cache(self) -> int:
+        """Forget the keys and values of all conversations; how many there were."""
+        return await self._told(lambda worker, done: worker.clear_cache(done))
+
+    def _started(self) -> Worker:
+        if self._worker is None:
+            raise ModelError("the embedded engine is not started")
+        return self._worker
+
+    async def _told(self, tell: Callable[[Worker, Callable[[int | ModelError], None]], None]) -> int:
+        """Wait until the worker has done what `tell` asks of it. Raises ModelError when it could not."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[int | ModelError] = loop.create_future()
+
+        def settle(outcome: int | ModelError) -> None:
+            if not future.done():
+                future.set_result(outcome)
+
+        def done(outcome: int | ModelError) -> None:
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(settle, outcome)
+
+        tell(self._started(), done)
+        outcome = await future
+        if isinstance(outcome, ModelError):
+            raise outcome
+        return outcome
 
     def _check(self, prompt: list[int], sampling: SamplingParams) -> None:
         if not prompt:
@@ -191,17 +270,21 @@ class EmbeddedBackend:
 
 def _listener(
     handover: Handover, request: Request, worker: Worker, future: asyncio.Future[TokenOutput]
-) -> Callable[[int, float], None]:
+) -> Callable[[int, float, str | None], None]:
     """What the worker's thread calls with each token: the caller's loop takes it, and ends the request on demand."""
+    from uni_agent.engine.local.worker import weight_spans
+
     loop = asyncio.get_running_loop()
     ids: list[int] = []
     logprobs: list[float] = []
+    versions: list[str | None] = []
 
-    def take(token: int, logprob: float) -> None:
+    def take(token: int, logprob: float, version: str | None) -> None:
         if future.done():
             return
         ids.append(token)
         logprobs.append(logprob)
+        versions.append(version)
         try:
             enough = handover.give([token])
         except Exception as error:  # the caller's own: it must not end in the loop's handler
@@ -210,11 +293,12 @@ def _listener(
             return
         if enough and len(ids) < request.limit and token not in request.stop_ids:
             worker.cancel(request)
-            future.set_result(TokenOutput(ids, logprobs, "stop", cached_tokens=request.cached))
+            spans = weight_spans(versions)
+            future.set_result(TokenOutput(ids, logprobs, "stop", spans, cached_tokens=request.cached))
 
-    def step(token: int, logprob: float) -> None:
+    def step(token: int, logprob: float, version: str | None) -> None:
         with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-            loop.call_soon_threadsafe(take, token, logprob)
+            loop.call_soon_threadsafe(take, token, logprob, version)
 
     return step
 

@@ -36,6 +36,26 @@ class SessionStore:
     def __len__(self) -> int:
         return len(self._sessions)
 
+    def clear(self) -> None:
+        """Forget everything."""
+        self._sessions.clear()
+        self._bytes = 0
+
+    def longest(self, prompt: Sequence[int]) -> Session | None:
+        """The session that shares the most leading tokens with `prompt`, whoever left it; None when none shares any.
+
+        One that `prompt` continues is taken out, since what comes back holds all of it; others stay. The cost is one
+        comparison for each session that shares less than the best so far.
+        """
+        best, most, found = None, 0, ""
+        for request_id, session in self._sessions.items():
+            ids = session.ids
+            if len(ids) > most and len(prompt) > most + 1 and ids[most] == prompt[most]:
+                shared = session.shared(prompt)
+                if shared > most:
+                    best, most, found = session, shared, request_id
+        return self.take(found) if best is not None and most == len(best.ids) else best
+
     def take(self, request_id: str) -> Session | None:
         """Remove and return the session; None when there is none."""
         session = self._sessions.pop(request_id, None)
