@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from collections import Counter
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,10 @@ from uni_agent.errors import ConfigError, UniAgentError
 if TYPE_CHECKING:
     from uni_agent.types import Task
 
-_SOURCE = "a pipeline's YAML (its `data:` block), or a task file: .jsonl, .parquet, or a folder of .parquet files"
+_SOURCE = (
+    "a pipeline's YAML (its `data:` block), or a task file: .jsonl, .parquet (also of this command or of an earlier "
+    "Uni-Agent), or a folder of .parquet files"
+)
 _CELL = 100
 """Characters of a value that `show` prints."""
 
@@ -42,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     from_verl.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the .jsonl file to write")
     text = "print how many tasks a source has, their fields, and the first ones"
     show = actions.add_parser("show", help=text, description=f"{text[0].upper()}{text[1:]}.")
-    show.add_argument("source", metavar="SOURCE", help=f"{_SOURCE}; also parquet of `to-verl`")
+    show.add_argument("source", metavar="SOURCE", help=_SOURCE)
     show.add_argument("-n", "--rows", type=_count, default=3, metavar="N", help="how many tasks to print (default: 3)")
     show.add_argument("--json", action="store_true", help="everything as one JSON object on stdout")
 
@@ -116,7 +120,7 @@ def _tasks(source: str, limit: int | None) -> tuple[str, list[Task]]:
 
     from uni_agent.config.base import Config
     from uni_agent.config.load import from_data, load_config
-    from uni_agent.data import DataConfig
+    from uni_agent.data import DataConfig, read_verl_parquet
 
     class Source(Config):
         """The part of a pipeline that says where tasks come from; the rest need not be there."""
@@ -127,6 +131,8 @@ def _tasks(source: str, limit: int | None) -> tuple[str, list[Task]]:
         data: DataConfig
 
     path, overrides = Path(source), [] if limit is None else [f"data.limit={limit}"]
+    if _verl_columns(path) is not None:
+        return path.stem, list(islice(read_verl_parquet(path), limit))
     if path.suffix in (".yaml", ".yml"):
         config = load_config(Source, source, overrides).config
     elif path.suffix in (".jsonl", ".parquet") or path.is_dir():
