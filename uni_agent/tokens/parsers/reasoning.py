@@ -69,6 +69,16 @@ class _ReasoningStream:
         self._thoughts: list[str] = []
         self._events: list[ParserEvent] = []
 
+    @property
+    def thinking(self) -> bool:
+        """Whether what comes next is thinking, its closing tag included."""
+        return self._at in (_At.OPENED, _At.THINKING) or (self._at is _At.START and self._prefilled)
+
+    @property
+    def at_content(self) -> bool:
+        """Whether what comes next is content, not thinking and not part of a call."""
+        return not self.thinking and bool(getattr(self._inner, "at_content", False))
+
     def feed(self, text: str) -> list[ParserEvent]:
         """Read on; returns what became certain."""
         self._read(self._held + text, final=False)
