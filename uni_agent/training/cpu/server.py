@@ -7,6 +7,7 @@ here needs Ray: `replica.py` makes an actor of it.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -75,6 +76,7 @@ class RolloutServer:
             **(config.options or {}),
         }
         self._engine = EmbeddedBackend(config.model, **options)
+        self._replica: Any = None  # verl's module of that name
         # Weights are named by a counter: verl may call two sets of them by one step, or rename the ones it has.
         self._names = count()
         self._updates = 0
@@ -83,6 +85,10 @@ class RolloutServer:
 
     async def start(self) -> None:
         """Load the model. Raises ConfigError when that cannot be."""
+        # verl takes seconds to import: not while the first request waits for its answer.
+        self._replica = await asyncio.to_thread(
+            load, "verl.workers.rollout.replica", extra="verl", needed_for="the rollout server"
+        )
         await self._engine.start()
         await self._name_weights(None)
 
@@ -107,8 +113,8 @@ class RolloutServer:
 
         `log_probs` is None unless `sampling_params` asks for `logprobs`. `extra_fields`: `global_steps` of the weights
         that sampled the last token, `min_global_steps` and `max_global_steps` when several did, `num_cached_tokens`,
-        and `weight_spans` `[[global step, start, end], …]`. Raises ContextLengthError for a prompt that fills the window,
-        ModelError for media and for sampling options that the engine has not.
+        and `weight_spans` `[[global step, start, end], …]`. Raises ContextLengthError for a prompt that fills the
+        window, ModelError for media and for sampling options that the engine has not.
         """
         del mm_processor_kwargs, priority
         if image_data or video_data or audio_data:
@@ -160,8 +166,7 @@ class RolloutServer:
         }
         if len(set(steps)) > 1:
             extra |= {"min_global_steps": min(steps), "max_global_steps": max(steps)}
-        replica: Any = load("verl.workers.rollout.replica", extra="verl", needed_for="the rollout server")
-        return replica.TokenOutput(
+        return self._replica.TokenOutput(
             token_ids=output.token_ids,
             log_probs=output.logprobs if wants_logprobs else None,
             stop_reason=_STOP_REASONS[output.finish_reason],
