@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
 from uni_agent.errors import ConfigError, StoreError
 
@@ -12,6 +12,9 @@ if TYPE_CHECKING:
     from uni_agent.store import RunReader
     from uni_agent.store.records import ChainRow, RolloutRow
     from uni_agent.types import Task
+
+_MASK = "(redacted)"
+"""What the store writes for a secret."""
 
 
 def export_verl(reader: RunReader, args: argparse.Namespace, file: BinaryIO) -> int:
@@ -28,21 +31,25 @@ def export_verl(reader: RunReader, args: argparse.Namespace, file: BinaryIO) -> 
 def run_tasks(reader: RunReader, *, resolved_only: bool = False) -> Iterator[Task]:
     """The tasks of a run in the order in which they were first tried, each once.
 
-    `resolved_only` leaves those that a rollout solved. Raises ConfigError for a task whose secrets the store masked.
+    `resolved_only` leaves those that a rollout solved. Raises ConfigError for a task that the store does not keep as it
+    was: it masks secrets.
     """
     from uni_agent.data.source import validate_task
+    from uni_agent.store.sameness import content_hash
 
     rollouts = reader.each_rollout(resolved=True if resolved_only else None)
     for task_id in dict.fromkeys(rollout.task_id for rollout in rollouts):
         stored = reader.task(task_id)
         where = f"{reader.path}: task {task_id!r}"
-        raw = {**(stored["spec"] or {}), "id": task_id, "prompt": stored["prompt"], "metadata": stored["metadata"]}
-        if key := _masked(raw):
-            raise ConfigError(
-                f"{where}: {key}: holds a secret, which a run does not keep; convert the tasks themselves with "
-                "`uni-agent data to-verl` and the run's resolved.yaml"
-            )
-        yield validate_task(raw, where)
+        spec = cast("dict[str, Any]", stored["spec"] or {})
+        raw: dict[str, Any] = {**spec, "id": task_id, "prompt": stored["prompt"], "metadata": stored["metadata"]}
+        task = validate_task(raw, where)
+        if content_hash(task) != stored["content_hash"]:
+            key = _masked(raw)
+            what = f"{key}: holds a secret, which a run does not keep" if key else "is not kept whole in the run"
+            cure = "convert the tasks themselves with `uni-agent data to-verl` and the run's resolved.yaml"
+            raise ConfigError(f"{where}: {what}; {cure}")
+        yield task
 
 
 def token_rows(reader: RunReader, *, resolved_only: bool = False) -> Iterator[dict[str, Any]]:
@@ -92,14 +99,14 @@ def _extra(rollout: RolloutRow, chain: ChainRow, chains: int) -> str:
 
 def _masked(value: Any, key: str = "") -> str:
     """The dotted key of the first masked secret, "" for none."""
-    from uni_agent.config.redact import HIDDEN
-
+    inner: list[tuple[str, Any]] = []
     if isinstance(value, dict):
-        inner = ((f"{key}.{name}" if key else str(name), item) for name, item in value.items())  # pyright: ignore
+        items = cast("dict[str, Any]", value).items()
+        inner = [(f"{key}.{name}" if key else name, item) for name, item in items]
     elif isinstance(value, list):
-        inner = ((f"{key}[{at}]", item) for at, item in enumerate(value))  # pyright: ignore
-    else:
-        return key if isinstance(value, str) and HIDDEN in value else ""
+        inner = [(f"{key}[{at}]", item) for at, item in enumerate(cast("list[Any]", value))]
+    elif isinstance(value, str) and _MASK in value:
+        return key
     return next((found for name, item in inner if (found := _masked(item, name))), "")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from uni_agent.data.atomic import atomic_file
 from uni_agent.data.paths import resolve
@@ -27,10 +27,14 @@ def task_record(task: Task, folder: Path) -> dict[str, Any]:
     record = task.model_dump(mode="json", exclude_defaults=True, exclude={"base_dir"})
     if Path(task.base_dir).absolute() == folder.absolute():
         return record
-    reward: Any = record.get("overrides", {}).get("reward")
-    graded: Any = reward.get("files") if isinstance(reward, dict) else None  # pyright: ignore - JSON of the user's making
-    holders = [record.get("repo"), *record.get("files", {}).values(), *(graded.values() if graded else ())]
-    for holder in holders:
-        if isinstance(holder, dict) and isinstance(name := holder.get("path"), str) and not name.startswith("pkg://"):  # pyright: ignore
+    reward = _mapping(_mapping(record.get("overrides")).get("reward"))
+    files = [*_mapping(record.get("files")).values(), *_mapping(reward.get("files")).values()]
+    for holder in map(_mapping, (record.get("repo"), *files)):
+        name: Any = holder.get("path")
+        if isinstance(name, str) and not name.startswith("pkg://"):
             holder["path"] = str(resolve(task.base_dir, name))
     return record
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return cast("dict[str, Any]", value) if isinstance(value, dict) else {}

@@ -167,10 +167,11 @@ def _object(text: Any, where: str) -> dict[str, Any]:
 
 def _unwrapped(value: Any) -> Any:
     """What numpy's object arrays and tensordict's NonTensorData hold, when it is one thing."""
-    if callable(convert := getattr(value, "tolist", None)):
-        value = convert()
-        return cast("list[Any]", value)[0] if isinstance(value, list) and len(cast("list[Any]", value)) == 1 else value
-    return value
+    convert = getattr(value, "tolist", None)
+    inner: Any = convert() if callable(convert) else value
+    if inner is not value and isinstance(inner, list) and len(several := cast("list[Any]", inner)) == 1:
+        return several[0]
+    return cast("Any", inner)
 
 
 def _place(row: Mapping[str, Any], info: Any) -> str:
