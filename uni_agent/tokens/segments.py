@@ -79,36 +79,54 @@ def _kinds(text: str, stream: StreamingParse) -> list[tuple[SegmentKind, int]]:
     return kinds
 
 
-def _read(text: str, stream: StreamingParse) -> list[tuple[_At, int, int]]:
+_Piece = tuple[_At, int, int]
+
+
+def _read(text: str, stream: StreamingParse) -> list[_Piece]:
     """(what it is, start, end) of each tag of `text` and of each text between two tags."""
-    pieces: list[tuple[_At, int, int]] = []
-    opened = 0  # the piece with which the last call began
-    closed = 0  # the piece behind the last piece of a call
+    pieces: list[_Piece] = []
     at = _where(stream)
     for start, end in _cut(text):
         stream.feed(text[start:end])
         before, at = at, _where(stream)
         tag = _TAG.fullmatch(text, start, end) is not None
         closing = tag and text.startswith("</", start)
-        blank = text[start:end].isspace()
         kind = at
         if _At.THINKING in (before, at):
             kind = _At.THINKING
-        elif at is _At.CALL and before is _At.CONTENT:
-            if closing:  # the call had not ended yet, what seemed to follow is in it
-                pieces[closed:] = [(_At.CALL, first, last) for _, first, last in pieces[closed:]]
-            else:
-                opened = len(pieces)
-        elif before is _At.CALL:
-            kind = _At.CALL if at is _At.CALL or tag else _At.CONTENT
-            if kind is _At.CONTENT:  # a quoted tag began no call
-                pieces[opened:] = [(_At.CONTENT, first, last) for _, first, last in pieces[opened:]]
-        elif pieces and closed == len(pieces) and pieces[-1][0] is _At.CALL and (blank or closing):
+        elif before is _At.CALL and at is _At.CONTENT:
+            kind = _At.CALL if tag else _At.CONTENT
+            if not tag:
+                _unquote(text, pieces)
+        elif before is _At.CONTENT and at is _At.CALL and closing:
+            _reopen(pieces)
+        elif pieces and pieces[-1][0] is _At.CALL and (closing or text[start:end].isspace()):
             kind = _At.CALL
         pieces.append((kind, start, end))
-        if kind is _At.CALL:
-            closed = len(pieces)
     return pieces
+
+
+def _reopen(pieces: list[_Piece]) -> None:
+    """The last call had not ended yet: what seemed to follow is in it."""
+    i = len(pieces) - 1
+    while i >= 0 and pieces[i][0] is _At.CONTENT:
+        pieces[i] = (_At.CALL, *pieces[i][1:])
+        i -= 1
+
+
+def _unquote(text: str, pieces: list[_Piece]) -> None:
+    """The tag that is the last piece is quoted and began no call, nor did such tags in front of it."""
+    _, start, end = pieces[-1]
+    opener = text[start:end]
+    first = i = len(pieces) - 1
+    while i >= 0 and pieces[i][0] is _At.CALL:
+        own = text[pieces[i][1] : pieces[i][2]]
+        if own == opener:
+            first = i
+        elif not own.isspace():
+            break
+        i -= 1
+    pieces[first:] = [(_At.CONTENT, *piece[1:]) for piece in pieces[first:]]
 
 
 def _where(stream: StreamingParse) -> _At:
