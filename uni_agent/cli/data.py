@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The command's arguments."""
     actions = parser.add_subparsers(title="actions", metavar="ACTION", dest="action", required=True)
     text = "write tasks as the parquet file that verl trains on or validates with"
-    to_verl = actions.add_parser("to-verl", help=text, description=f"{text[0].upper()}{text[1:]}.")
+    to_verl = actions.add_parser("to-verl", help=text, description=_sentence(text), allow_abbrev=False)
     to_verl.add_argument("source", metavar="SOURCE", help=_SOURCE)
     to_verl.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the parquet file to write")
     to_verl.add_argument("--split", default="train", help="`extra_info.split` of the rows (default: %(default)s)")
@@ -41,11 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     to_verl.add_argument("--agent-name", metavar="NAME", help="`agent_name` of the rows (default: uni_agent)")
     to_verl.add_argument("--limit", type=_count, metavar="N", help="only the first N tasks")
     text = "write the tasks of such a parquet file, or of an earlier Uni-Agent's, as a task file"
-    from_verl = actions.add_parser("from-verl", help=text, description=f"{text[0].upper()}{text[1:]}.")
+    from_verl = actions.add_parser("from-verl", help=text, description=_sentence(text), allow_abbrev=False)
     from_verl.add_argument("source", type=Path, metavar="PARQUET", help="a .parquet file, or a folder of them")
     from_verl.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help="the .jsonl file to write")
     text = "print how many tasks a source has, their fields, and the first ones"
-    show = actions.add_parser("show", help=text, description=f"{text[0].upper()}{text[1:]}.")
+    show = actions.add_parser("show", help=text, description=_sentence(text), allow_abbrev=False)
     show.add_argument("source", metavar="SOURCE", help=_SOURCE)
     show.add_argument("-n", "--rows", type=_count, default=3, metavar="N", help="how many tasks to print (default: 3)")
     show.add_argument("--json", action="store_true", help="everything as one JSON object on stdout")
@@ -163,6 +163,10 @@ def _check_target(args: argparse.Namespace) -> None:
     source, target = Path(args.source), Path(args.output)
     if target.exists() and source.exists() and target.samefile(source):
         raise ConfigError(f"{target}: is the source and would be replaced: name another file with --output")
+
+
+def _sentence(text: str) -> str:
+    return text[0].upper() + text[1:] + "."
 
 
 def _cell(value: Any) -> str:

@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--format",
         "--to",
+        metavar="FORMAT",
         choices=("jsonl", "parquet", "sft", *_OF_VERL, *_OF_SESSIONS),
         help="jsonl (the default): all of a trajectory, tokens included; parquet: a row per token chain; sft: chat "
         "messages; verl: the run's tasks, a row each, as verl's `data.train_files` and `val_files` want them, to train "

@@ -6,7 +6,7 @@ import time
 from types import TracebackType
 from typing import Any, Literal, Self, TextIO
 
-from uni_agent.training.record import TrainingStep
+from uni_agent.training.record import StepMetrics
 
 Kind = Literal["auto", "rich", "plain", "none"]
 
@@ -19,7 +19,7 @@ def make_step_board(kind: Kind, *, total: int, name: str, stream: TextIO) -> Ste
     return LiveBoard(total, name, stream) if live else PlainBoard(total, name, stream)
 
 
-def headline(step: TrainingStep, total: int) -> str:
+def headline(step: StepMetrics, total: int) -> str:
     """One line about a step: its reward, and the validation where there was one."""
     metrics = step.metrics
     words = [f"step {step.step}/{total}"]
@@ -47,7 +47,7 @@ class StepBoard:
     def __init__(self, total: int) -> None:
         self.total = total
 
-    def step(self, step: TrainingStep) -> None:
+    def step(self, step: StepMetrics) -> None:
         """A step ended."""
 
     def __enter__(self) -> Self:
@@ -73,7 +73,7 @@ class PlainBoard(StepBoard):
         self._say(f"{self._name}: {self.total} steps; starting the trainer …")
         return self
 
-    def step(self, step: TrainingStep) -> None:
+    def step(self, step: StepMetrics) -> None:
         """Print the step's line."""
         self._say(headline(step, self.total))
 
@@ -110,7 +110,7 @@ class LiveBoard(StepBoard):
         self._progress.start()
         return self
 
-    def step(self, step: TrainingStep) -> None:
+    def step(self, step: StepMetrics) -> None:
         """Move the bar."""
         self._progress.update(self._task, completed=step.step, description=headline(step, self.total))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
 import shlex
 import sys
@@ -14,6 +16,7 @@ from uni_agent.config.dump import dump_yaml
 from uni_agent.data.verl_rows import AGENT_NAME, write_verl_parquet
 from uni_agent.errors import ConfigError, boundary
 from uni_agent.model.config import VerlModelConfig
+from uni_agent.optional import load
 from uni_agent.training.config import GatewayRollout, InProcessRollout, TrainConfig
 
 if TYPE_CHECKING:
@@ -27,7 +30,7 @@ LOOP = "uni_agent.training.agent_loop.UniAgentLoop"
 
 _FOREVER = 1_000_000
 _ENTRY = {"fully_async": ("verl.experimental.fully_async_policy.fully_async_main", "fully_async_ppo_trainer")}
-_MORE_DEFAULTS = {"fully_async_ppo_trainer": ("pkg://verl.experimental.fully_async_policy.config",)}
+_MORE_DEFAULTS = {"fully_async_ppo_trainer": "experimental/fully_async_policy/config"}
 _ESTIMATORS = {"grpo": "uni_agent_grpo", "turn_grpo": "uni_agent_turn_grpo"}
 
 
@@ -97,17 +100,9 @@ class VerlCommand:
     def files(self) -> dict[Path, str]:
         """The files that the command reads."""
         folder = self.folders.verl
-        header = {
-            "hydra": {
-                "searchpath": ["pkg://verl.trainer.config", *_MORE_DEFAULTS.get(self.base, ())],
-                "run": {"dir": str(folder.absolute())},
-                "output_subdir": None,
-            },
-            "defaults": [self.base, "_self_"],
-        }
         loops = [{"name": AGENT_NAME, "_target_": LOOP}]
         return {
-            folder / "train.yaml": dump_yaml({**header, **self.config}),
+            folder / "train.yaml": yaml_text(self.base, self.config, folder.absolute()),
             folder / "agent_loops.yaml": dump_yaml(loops),
         }
 
@@ -129,7 +124,7 @@ class VerlCommand:
 
 
 @dataclass(slots=True)
-class _Keys:
+class Keys:
     """Verl's keys, dotted: those that follow from a field of ours, and defaults that `overrides` may change."""
 
     fixed: dict[str, tuple[Any, str]] = field(default_factory=dict[str, tuple[Any, str]])
@@ -144,15 +139,15 @@ class _Keys:
         """Keys with values that nobody stated."""
         self.defaults.update(keys)
 
-    def merged(self, overrides: Mapping[str, Any]) -> dict[str, Any]:
+    def merged(self, overrides: Mapping[str, Any], where: str = "train.overrides") -> dict[str, Any]:
         """Everything, nested. Raises ConfigError for an override that contradicts a field."""
-        stated = dict(_flat(overrides))
+        plain = json.loads(json.dumps(overrides))  # text from a YAML file remembers where it stood
+        stated = dict(_flat(plain))
         for key, value in stated.items():
             known = self.fixed.get(key)
             if known is not None and known[0] != value:
                 raise ConfigError(
-                    f"train.overrides.{key}: {value!r} disagrees with {known[1]}, which makes it {known[0]!r}: "
-                    f"set {known[1]}"
+                    f"{where}.{key}: {value!r} disagrees with {known[1]}, which makes it {known[0]!r}: set {known[1]}"
                 )
         flat = {**self.defaults, **stated, **{key: value for key, (value, _) in self.fixed.items()}}
         nested: dict[str, Any] = {}
@@ -173,7 +168,7 @@ def verl_command(
     if train is None or not isinstance(model, VerlModelConfig):
         raise ConfigError("train: there is no `train:` block in this pipeline")
     folders = Folders(run_dir.absolute())
-    keys = _Keys()
+    keys = Keys()
     _trainer_keys(keys, config, train, folders, resume=resume)
     _data_keys(keys, config, train, folders)
     _actor_keys(keys, train, model)
@@ -186,8 +181,10 @@ def verl_command(
     if train.device == "cpu":
         from uni_agent.training import cpu
 
-        keys.default(cpu.defaults(train.mode, processes=train.devices_per_node, workers=_workers(train)))
         environment |= cpu.environment()
+        mode = "sync" if train.mode == "fully_async" else train.mode
+        stated = cpu.overrides(mode, processes=train.devices_per_node, reference=train.kl_coefficient > 0)
+        keys.default(hydra_overrides(stated))
     for name, value in environment.items():
         if name != "VERL_FILE_LOGGER_PATH":  # the trainer's own; the rest is for processes on other machines too
             keys.default({f"ray_kwargs.ray_init.runtime_env.env_vars.{name}": value})
@@ -229,11 +226,33 @@ def agent_name(train: TrainConfig) -> str:
     return AGENT_NAME
 
 
-def _workers(train: TrainConfig) -> int:
-    return train.rollout.workers if isinstance(train.rollout, InProcessRollout) else 1
+def yaml_text(base: str, config: Mapping[str, Any], folder: Path | None = None) -> str:
+    """A file for Hydra: `config` over verl's own `base`. Hydra's own files go to `folder`."""
+    hydra: dict[str, Any] = {
+        "searchpath": ["pkg://verl.trainer.config", *_more_defaults(base)],
+        "output_subdir": None,
+    }
+    if folder is not None:
+        hydra["run"] = {"dir": str(folder)}
+    return dump_yaml({"hydra": hydra, "defaults": [base, "_self_"], **config})
 
 
-def _trainer_keys(keys: _Keys, config: PipelineConfig, train: TrainConfig, folders: Folders, *, resume: bool) -> None:
+def _more_defaults(base: str) -> list[str]:
+    """Where Hydra finds `base`, when it does not lie among verl's other defaults: a folder that is no package."""
+    spec = importlib.util.find_spec("verl") if base in _MORE_DEFAULTS else None
+    if spec is None or not spec.submodule_search_locations:
+        return []
+    return [f"file://{Path(spec.submodule_search_locations[0], _MORE_DEFAULTS[base])}"]
+
+
+def hydra_overrides(texts: Sequence[str]) -> dict[str, Any]:
+    """Hydra's overrides (`+key=value`) as dotted keys with values. Raises MissingExtraError without Hydra."""
+    parser = load("hydra.core.override_parser.overrides_parser", extra="train", needed_for="training")
+    parsed = parser.OverridesParser.create().parse_overrides(list(texts))
+    return {override.key_or_group: override.value() for override in parsed}
+
+
+def _trainer_keys(keys: Keys, config: PipelineConfig, train: TrainConfig, folders: Folders, *, resume: bool) -> None:
     keys.set("train.steps", trainer__total_training_steps=train.steps)
     keys.set("train.device", trainer__device=train.device)
     keys.set("train.nodes", trainer__nnodes=train.nodes)
@@ -249,6 +268,9 @@ def _trainer_keys(keys: _Keys, config: PipelineConfig, train: TrainConfig, folde
         trainer__test_freq=checked.every if checked else -1,
         trainer__val_before_train=bool(checked and checked.before),
     )
+    if train.mode == "separate_async":
+        updates = train.tasks_per_step // (train.mini_batch_tasks or train.tasks_per_step)
+        keys.set("train.mini_batch_tasks", trainer__v1__separate_async__parameter_sync_step=updates)
     if train.mode != "fully_async":
         keys.set("train.mode", trainer__use_v1=True, trainer__v1__trainer_mode=f"uni_agent_{train.mode}")
     else:
@@ -265,7 +287,7 @@ def _trainer_keys(keys: _Keys, config: PipelineConfig, train: TrainConfig, folde
     )
 
 
-def _data_keys(keys: _Keys, config: PipelineConfig, train: TrainConfig, folders: Folders) -> None:
+def _data_keys(keys: Keys, config: PipelineConfig, train: TrainConfig, folders: Folders) -> None:
     seed = config.run.seed if train.seed is None else train.seed
     validation = "train.parquet" if train.validation is None else "validation.parquet"
     keys.set("data", data__train_files=str(folders.verl / "train.parquet"))
@@ -279,7 +301,7 @@ def _data_keys(keys: _Keys, config: PipelineConfig, train: TrainConfig, folders:
     keys.default({"data.shuffle": True, "data.dataloader_num_workers": 0})
 
 
-def _actor_keys(keys: _Keys, train: TrainConfig, model: VerlModelConfig) -> None:
+def _actor_keys(keys: Keys, train: TrainConfig, model: VerlModelConfig) -> None:
     actor = "actor_rollout_ref__actor__"
     seed = {} if train.seed is None else {f"{actor}data_loader_seed": train.seed}
     keys.set("train.seed", **seed)
@@ -311,7 +333,7 @@ def _actor_keys(keys: _Keys, train: TrainConfig, model: VerlModelConfig) -> None
 
 
 def _rollout_keys(
-    keys: _Keys, config: PipelineConfig, train: TrainConfig, model: VerlModelConfig, folders: Folders
+    keys: Keys, config: PipelineConfig, train: TrainConfig, model: VerlModelConfig, folders: Folders
 ) -> None:
     rollout = "actor_rollout_ref__rollout__"
     sampling, checked = model.sampling, train.validation
@@ -342,11 +364,12 @@ def _rollout_keys(
             "actor_rollout_ref.rollout.tensor_model_parallel_size": 1,
             "actor_rollout_ref.rollout.multi_turn.enable": True,
             "reward.num_workers": 1,
+            "critic.enable": False,
         }
     )
 
 
-def _path_keys(keys: _Keys, train: TrainConfig, folders: Folders) -> None:
+def _path_keys(keys: Keys, train: TrainConfig, folders: Folders) -> None:
     """White box: our agent loop in verl's workers. Black box: our manager in place of verl's."""
     agent = "actor_rollout_ref__rollout__agent__"
     rollout = train.rollout
@@ -392,7 +415,7 @@ def _put(nested: dict[str, Any], key: str, value: Any) -> None:
     for step in path:
         node = node.setdefault(step, {})
         if not isinstance(node, dict):
-            raise ConfigError(f"train.overrides.{key}: {step!r} is given a value and keys below it")
+            raise ConfigError(f"overrides: {step!r} is given a value of its own, but {key} stands below it")
     node[last] = value
 
 

@@ -14,7 +14,7 @@ from typing import Protocol
 from uni_agent.errors import ConfigError, boundary
 from uni_agent.store.run import RunStore
 from uni_agent.training.command import VerlCommand, process_environment
-from uni_agent.training.record import JournalCollector, StepTail, TrainingStep
+from uni_agent.training.record import JournalCollector, StepMetrics, StepTail
 
 _POLL_SECONDS = 0.5
 _GRACE = (30.0, 15.0)
@@ -25,7 +25,7 @@ _TAIL_BYTES = 6000
 class StepBoard(Protocol):
     """Shows the steps of a training run as they end. Never raises."""
 
-    def step(self, step: TrainingStep) -> None:
+    def step(self, step: StepMetrics) -> None:
         """A step ended."""
         ...
 
@@ -39,7 +39,7 @@ class TrainingRun:
     store: RunStore
     board: StepBoard
     _collector: JournalCollector | None = None
-    _steps: StepTail | None = None
+    _shown: StepTail | None = None
 
     async def run(self) -> int:
         """Run the trainer; its exit code. Cancellation stops it first, with all of its processes.
@@ -49,8 +49,8 @@ class TrainingRun:
         """
         folders = self.command.folders
         folders.journal.mkdir(parents=True, exist_ok=True)
-        self._collector = JournalCollector(folders.journal, self.store)
-        self._steps = StepTail(self.metrics)
+        self._collector = JournalCollector(folders.journal, self.store, steps=StepTail(self.metrics))
+        self._shown = StepTail(self.metrics)
         process = self._start(folders.log)
         try:
             while process.poll() is None:
@@ -88,12 +88,11 @@ class TrainingRun:
             await asyncio.to_thread(self._collector.close)
 
     async def _poll(self) -> None:
-        collector, steps = self._collector, self._steps
-        if collector is None or steps is None:
+        collector, shown = self._collector, self._shown
+        if collector is None or shown is None:
             return
         await asyncio.to_thread(collector.poll)
-        for step in await asyncio.to_thread(lambda: list(steps.poll())):
-            collector.step(step)
+        for step in await asyncio.to_thread(shown.poll):
             self.board.step(step)
 
 
