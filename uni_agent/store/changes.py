@@ -31,6 +31,16 @@ def key_of(stored: str, sample: int) -> RolloutKey:
     return RolloutKey(json.loads(stored), sample)
 
 
+def all_of(steps: Sequence[Change]) -> Change:
+    """One change that makes all of `steps`, in order."""
+
+    def change(db: sqlite3.Connection) -> None:
+        for step in steps:
+            step(db)
+
+    return change
+
+
 def write_meta(values: dict[str, Any]) -> Change:
     """Set keys of `meta`."""
     rows = [(key, dumps(value)) for key, value in values.items()]

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from uni_agent.errors import StoreError
-from uni_agent.store import blobs, summary
+from uni_agent.store import blobs, summary, training
 from uni_agent.store.changes import task_key
 from uni_agent.store.connect import ReadConnection
 from uni_agent.store.lock import is_locked
@@ -19,6 +19,7 @@ from uni_agent.store.records import ChainRow, EventRow, RolloutRow, TurnRow
 from uni_agent.store.schema import DB_NAME
 from uni_agent.store.summary import PHASES, TOKENS, ReasonRow, Summary, ToolRow
 from uni_agent.store.text import loads, utf8
+from uni_agent.store.training import GroupScore, Place, StepRollouts, TrainStep
 
 _PAGE = 50  # a page is held in memory, and a grader's log may be megabytes
 _ROLLOUT_COLUMNS = (
@@ -92,6 +93,37 @@ class RunReader:
             found = {phase: summary.quantiles(db, phase, (0.5, 0.95)) for phase in PHASES}
         return {phase: {"p50": p50, "p95": p95} for phase, (p50, p95) in found.items()}
 
+    # ------------------------------------------------------------------------------------------ training
+
+    @property
+    def trains(self) -> bool:
+        """Whether the run is a training run that got to its first poll."""
+        with self._snapshot() as db:
+            return training.has_training(db)
+
+    def train_steps(self) -> list[TrainStep]:
+        """The trainer's metrics by step; [] for a run that trains nothing.
+
+        A step that was done again shows what came last; `events(kind="train_step")` has everything.
+        """
+        with self._snapshot() as db:
+            return training.steps(db)
+
+    def step_rollouts(self) -> list[StepRollouts]:
+        """The rollouts of each step and phase in numbers; [] for a run that trains nothing."""
+        with self._snapshot() as db:
+            return training.step_rollouts(db, PHASES, TOKENS)
+
+    def validation_scores(self, group_by: str | None = None) -> list[GroupScore]:
+        """Rewards of each validation, by the value of the tasks' metadata key `group_by`; None: all together ("")."""
+        with self._snapshot() as db:
+            return training.group_scores(db, group_by)
+
+    def places(self, rollouts: Sequence[str]) -> dict[str, Place]:
+        """Rollout id → the step, phase and group it belongs to; rollouts outside of training are left out."""
+        with self._snapshot() as db:
+            return training.places(db, [_row_of(rollout) for rollout in rollouts])
+
     # ------------------------------------------------------------------------------------------ rows
 
     def sessions(self) -> list[SessionRow]:
@@ -117,13 +149,16 @@ class RunReader:
         resolved: bool | None = None,
         failed: bool = False,
         superseded: bool = False,
+        step: int | None = None,
+        phase: str | None = None,
         texts: bool = True,
     ) -> list[RolloutRow]:
         """Up to `limit` rollouts in the order they started; `after` is the id of the last one seen.
 
         With `before`, those just before that id, newest first (`before=""` starts at the newest). `failed` keeps those
         that ended but did not succeed: not by the agent's own doing, not trusted, or not resolved. Superseded attempts
-        are left out unless asked for. Without `texts`, the long ones (`answer`, `opening`, `reward_log`) come empty,
+        are left out unless asked for. `step` and `phase` ("train", "validation") keep those of a training run's step.
+        Without `texts`, the long ones (`answer`, `opening`, `reward_log`) come empty,
         which is what a table wants.
         """
         where, values = ["1"], list[Any]()
@@ -136,6 +171,12 @@ class RunReader:
         if failed:
             where.append("state = 'done' AND (exit_class != 'finished' OR trusted = 0 OR resolved = 0)")
         order = "id"
+        if (step is not None or phase is not None) and not self.trains:
+            return []
+        for name, value in (("step", step), ("phase", phase)):
+            if value is not None:
+                where.append(f"id IN (SELECT rollout FROM train_rollouts WHERE {name} = ?)")  # noqa: S608 - our names
+                values.append(value)
         if after is not None:
             where.append("id > ?")
             values.append(_row_of(after))

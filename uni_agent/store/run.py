@@ -5,9 +5,11 @@ from __future__ import annotations
 import itertools
 import json
 import sqlite3
+import threading
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -52,6 +54,7 @@ class RunStore:
         self._newest: dict[RolloutKey, str] = {}
         self._chains: dict[str, list[changes.ChainSnapshot]] = {}
         self._closed = False
+        self._step = _Step()
         self._writer = Writer(db)
 
     # ------------------------------------------------------------------------------------------ opening
@@ -191,11 +194,35 @@ class RunStore:
         """The tasks that the run knows so far, those from before a resume included."""
         return {json.loads(key) for key in self._task_hashes}
 
+    def task_hash(self, task_id: str) -> str | None:
+        """The `content_hash` of the task that the run knows under this id, or None."""
+        return self._task_hashes.get(changes.task_key(task_id))
+
     # ------------------------------------------------------------------------------------------ recording
+
+    @contextmanager
+    def together(self, at: float | None = None) -> Generator[None]:
+        """What this thread records inside gets to the disk in one step, or not at all; as of `at`, in Unix seconds."""
+        before = self._step.changes, self._step.at
+        step: list[changes.Change] = []
+        self._step.changes, self._step.at = step, at
+        try:
+            yield
+        finally:
+            self._step.changes, self._step.at = before
+            if step:
+                self.apply(changes.all_of(step))
+
+    def apply(self, change: changes.Change) -> None:
+        """Queue a write of this package's other modules."""
+        if self._step.changes is not None:
+            self._step.changes.append(change)
+        else:
+            self._writer.submit(change)
 
     def meta(self, key: str, value: Any) -> None:
         """Record a fact about the run, such as `planned`: the number of rollouts it will hold."""
-        self._writer.submit(changes.write_meta({key: value}))
+        self.apply(changes.write_meta({key: value}))
 
     def task(self, task: Task) -> None:
         """Record a task before its first rollout; again is fine.
@@ -213,7 +240,7 @@ class RunStore:
             )
         self._task_hashes[key] = digest
         spec = task.model_dump(exclude={"id", "prompt", "metadata"})
-        self._writer.submit(changes.write_task(task, digest, redact(plain(spec))))
+        self.apply(changes.write_task(task, digest, redact(plain(spec))))
 
     def rollout_started(self, key: RolloutKey, attempt: int) -> str:
         """Record that a rollout starts; earlier attempts at the same sample no longer count. Returns its id."""
@@ -221,30 +248,36 @@ class RunStore:
         self._open[str(row)] = key
         self._newest[key] = str(row)
         self._completed.discard(key)
-        self._writer.submit(changes.start_rollout(row, key, attempt, self._clock()))
+        self.apply(changes.start_rollout(row, key, attempt, self._now()))
         return str(row)
+
+    def adopt(self, rollout_id: str, key: RolloutKey) -> None:
+        """Go on with an unfinished rollout that this run started before it was resumed."""
+        self._open[rollout_id] = key
 
     def state(self, rollout_id: str, state: RolloutState) -> None:
         """Record what an unfinished rollout is doing; ignored once it is done."""
-        self._writer.submit(changes.set_state(int(rollout_id), state, self._clock()))
+        self.apply(changes.set_state(int(rollout_id), state, self._now()))
 
     def turn(self, rollout_id: str, turn: Turn) -> None:
         """Record a turn as soon as it is over."""
-        self._writer.submit(changes.write_turn(int(rollout_id), turn, self._clock()))
+        self.apply(changes.write_turn(int(rollout_id), turn, self._now()))
 
-    def chains(self, rollout_id: str, chains: Sequence[TokenChain]) -> None:
+    def chains(self, rollout_id: str, chains: Sequence[TokenChain | changes.ChainSnapshot]) -> None:
         """Hand over the token chains of a rollout; they are written together with its end. The last call counts.
 
         Raises StoreError when a chain's arrays do not belong together.
         """
         self._require_open(rollout_id)
-        self._chains[rollout_id] = [changes.ChainSnapshot.of(chain) for chain in chains]
+        self._chains[rollout_id] = [
+            chain if isinstance(chain, changes.ChainSnapshot) else changes.ChainSnapshot.of(chain) for chain in chains
+        ]
 
     def finished(self, rollout_id: str, record: RolloutRecord) -> None:
         """Record how a rollout ended, with its chains, in one transaction. Raises StoreError when it is not running."""
         key = self._require_open(rollout_id)
-        change = changes.finish_rollout(int(rollout_id), record, self._chains.get(rollout_id, []), self._clock())
-        self._writer.submit(change)
+        change = changes.finish_rollout(int(rollout_id), record, self._chains.get(rollout_id, []), self._now())
+        self.apply(change)
         del self._open[rollout_id]
         self._chains.pop(rollout_id, None)
         if self._newest.get(key) == rollout_id:  # not one that another attempt has taken the place of
@@ -255,7 +288,7 @@ class RunStore:
     def event(self, kind: str, rollout_id: str | None = None, **data: Any) -> None:
         """Append an event of any kind; `data` is made valid JSON whatever it holds."""
         row = None if rollout_id is None else int(rollout_id)
-        self._writer.submit(changes.write_event(self._clock(), kind, row, data))
+        self.apply(changes.write_event(self._now(), kind, row, data))
 
     def merge(self, source: str, entries: Iterable[JournalEntry]) -> None:
         """Add the entries of another process's journal; those that are there already are left as they are.
@@ -264,7 +297,7 @@ class RunStore:
         names: `{task_id, sample}`. Raises ValueError for data that is not JSON, once everything before it is queued.
         """
         for change in merge_changes(source, entries):
-            self._writer.submit(change)
+            self.apply(change)
 
     # ------------------------------------------------------------------------------------------ the end
 
@@ -306,8 +339,18 @@ class RunStore:
             state = "failed" if issubclass(kind, Exception) else "interrupted"
         self.close(state)
 
+    def _now(self) -> float:
+        return self._clock() if self._step.at is None else self._step.at
+
     def _require_open(self, rollout_id: str) -> RolloutKey:
         key = self._open.get(rollout_id)
         if key is None:
             raise StoreError(f"rollout {rollout_id!r} was never started, or has been finished already")
         return key
+
+
+class _Step(threading.local):
+    """What a thread is recording `together`."""
+
+    changes: list[changes.Change] | None = None
+    at: float | None = None

@@ -5,6 +5,8 @@ there; the run's own process, the only one that writes the store, reads them wit
 trainer's metrics with a `StepTail`.
 """
 
+from uni_agent.training.record.collector import Collected, JournalCollector
 from uni_agent.training.record.journal import JournalLog, RolloutJournal
+from uni_agent.training.record.steps import StepMetrics, StepTail
 
-__all__ = ["JournalLog", "RolloutJournal"]
+__all__ = ["Collected", "JournalCollector", "JournalLog", "RolloutJournal", "StepMetrics", "StepTail"]

@@ -10,10 +10,11 @@ from typing import Any
 from uni_agent.store.changes import ChainSnapshot
 from uni_agent.store.records import RolloutRecord
 from uni_agent.store.text import plain
-from uni_agent.trajectory.plain import integer, items, mapping, message_from_json, message_to_json, parts, text
+from uni_agent.trajectory.plain import items, mapping, message_from_json, message_to_json, parts, text
 from uni_agent.types import ExitReason, RewardResult, StepStatus, Task, Timing, TokenAccount, ToolResult, Turn, Usage
 
 _PHASES = ("start", "model", "tools", "reward", "teardown")
+_STATUSES = ("ok", "error", "format_error", "timeout", "syntax_error", "skipped")
 _ARRAYS = ("prompt_ids", "response_ids", "mask")
 _TEXTS = ("request_id", "spans", "weight_spans", "metrics", "extra")
 
@@ -50,14 +51,14 @@ def turn_from_json(data: Any) -> Turn:
     start, end = parts(raw.get("token_span"), 2, "token_span: [start, end]")
     model, tool = parts(raw.get("seconds"), 2, "seconds: [model, tools]")
     return Turn(
-        index=integer(raw.get("index"), "index"),
+        index=count(raw.get("index"), "index"),
         message=message_from_json(raw.get("message")),
         results=tuple(_result_from_json(result) for result in items(raw, "results")),
         observations=tuple(message_from_json(message) for message in items(raw, "observations")),
         status=StepStatus(raw.get("status")),
         finish_reason=text(raw, "finish_reason"),
-        usage=Usage(*(integer(n, "usage") for n in parts(raw.get("usage"), 3, "usage: three counts"))),
-        token_span=(integer(start, "token_span"), integer(end, "token_span")),
+        usage=Usage(*(count(n, "usage") for n in parts(raw.get("usage"), 3, "usage: three counts"))),
+        token_span=(count(start, "token_span"), count(end, "token_span")),
         model_seconds=_number(model, "seconds"),
         tool_seconds=_number(tool, "seconds"),
     )
@@ -89,11 +90,11 @@ def record_from_json(data: Any) -> RolloutRecord:
         answer=text(raw, "answer"),
         reward=None if reward is None else _reward_from_json(reward),
         account=TokenAccount(
-            *(integer(account.get(name), name) for name in ("sampled", "trained", "masked")),
-            dropped={reason: integer(n, reason) for reason, n in mapping(account.get("dropped"), "dropped").items()},
+            *(count(account.get(name), name) for name in ("sampled", "trained", "masked")),
+            dropped={reason: count(n, reason) for reason, n in mapping(account.get("dropped"), "dropped").items()},
         ),
         timing=Timing(*(_number(n, "timing") for n in parts(raw.get("timing"), len(_PHASES), "timing: five numbers"))),
-        turns=integer(raw.get("turns"), "turns"),
+        turns=count(raw.get("turns"), "turns"),
         opening=tuple(message_from_json(message) for message in items(raw, "opening")),
     )
 
@@ -109,9 +110,11 @@ def chain_to_json(chain: ChainSnapshot) -> dict[str, Any]:
 def chain_from_json(data: Any) -> ChainSnapshot:
     """The chain that `chain_to_json` was given. Raises ValueError for other data."""
     raw = mapping(data, "chain")
+    texts = {name: text(raw, name) for name in _TEXTS}
+    arrays: dict[str, Any] = {name: _bytes(raw, name) for name in _ARRAYS}
     return ChainSnapshot(
-        **{name: text(raw, name) for name in _TEXTS},
-        **{name: _bytes(raw, name) for name in _ARRAYS},
+        **texts,
+        **arrays,
         logprobs=None if raw.get("logprobs") is None else _bytes(raw, "logprobs"),
     )
 
@@ -130,13 +133,15 @@ def _result_to_json(result: ToolResult) -> dict[str, Any]:
 def _result_from_json(data: Any) -> ToolResult:
     raw = mapping(data, "result")
     status: Any = text(raw, "status")
+    if status not in _STATUSES:
+        raise ValueError(f"status: {status!r} is none of {', '.join(_STATUSES)}")
     code = raw.get("exit_code")
     return ToolResult(
         call_id=text(raw, "call_id"),
         name=text(raw, "name"),
         output=text(raw, "output"),
         status=status,
-        exit_code=None if code is None else integer(code, "exit_code"),
+        exit_code=code if type(code) is int and abs(code) < 2**63 else None,
         seconds=_number(raw.get("seconds"), "seconds"),
     )
 
@@ -166,6 +171,13 @@ def _reward_from_json(data: Any) -> RewardResult:
         error=text(raw, "error"),
         turn_scores=tuple(_number(score, "turn_scores") for score in items(raw, "turn_scores")),
     )
+
+
+def count(value: Any, what: str) -> int:
+    """`value`. Raises ValueError that names `what` for anything but a whole number from 0 on that a column holds."""
+    if type(value) is not int or not 0 <= value < 2**63:
+        raise ValueError(f"{what}: expected a count, got {value!r}")
+    return value
 
 
 def _number(value: Any, what: str) -> float:

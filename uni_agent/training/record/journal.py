@@ -11,6 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -73,7 +74,8 @@ class RolloutJournal:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
             # Held until this process dies: so a reader on this host knows that nothing more will come.
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._writer = LineWriter(self.path, fd)
         self._writer.put(header_frame(Header(uuid.uuid4().hex, 0)))
         self._add("process", "", {"name": source, "host": host, "pid": os.getpid(), "kernel": kernel_id()}, hurry=True)
