@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+import yaml
+
 from uni_agent.config.dump import dump_yaml
 from uni_agent.data.verl_rows import AGENT_NAME, write_verl_parquet
-from uni_agent.errors import ConfigError, boundary
+from uni_agent.errors import ConfigError, MissingExtraError, boundary
 from uni_agent.model.config import VerlModelConfig
 from uni_agent.optional import load
 from uni_agent.training.config import GatewayRollout, InProcessRollout, TrainConfig
@@ -29,8 +31,7 @@ ADAPTER = "uni_agent.training.framework.AgentFrameworkRolloutAdapter"
 LOOP = "uni_agent.training.agent_loop.UniAgentLoop"
 
 _FOREVER = 1_000_000
-_ENTRY = {"fully_async": ("verl.experimental.fully_async_policy.fully_async_main", "fully_async_ppo_trainer")}
-_MORE_DEFAULTS = {"fully_async_ppo_trainer": "experimental/fully_async_policy/config"}
+_FULLY_ASYNC = "verl.experimental.fully_async_policy.fully_async_main"
 _ESTIMATORS = {"grpo": "uni_agent_grpo", "turn_grpo": "uni_agent_turn_grpo"}
 
 
@@ -70,14 +71,13 @@ class Folders:
 class VerlCommand:
     """A training run as verl takes it.
 
-    `config` is what is laid over verl's own defaults (nested), `entry` the module that is run, `base` the name of its
-    default configuration. `environment` is what is added to the process's own.
+    `config` is what is laid over verl's own defaults (nested), `entry` the module that is run, `environment` what is
+    added to the process's own.
     """
 
     folders: Folders
     config: dict[str, Any]
     entry: str
-    base: str
     environment: dict[str, str] = field(default_factory=dict[str, str])
 
     @property
@@ -102,7 +102,7 @@ class VerlCommand:
         folder = self.folders.verl
         loops = [{"name": AGENT_NAME, "_target_": LOOP}]
         return {
-            folder / "train.yaml": yaml_text(self.base, self.config, folder.absolute()),
+            folder / "train.yaml": yaml_text(self.config, folder.absolute()),
             folder / "agent_loops.yaml": dump_yaml(loops),
         }
 
@@ -188,8 +188,8 @@ def verl_command(
     for name, value in environment.items():
         if name != "VERL_FILE_LOGGER_PATH":  # the trainer's own; the rest is for processes on other machines too
             keys.default({f"ray_kwargs.ray_init.runtime_env.env_vars.{name}": value})
-    entry, base = _ENTRY.get(train.mode, ("verl.trainer.main_ppo", "ppo_trainer"))
-    return VerlCommand(folders, keys.merged(train.overrides), entry, base, environment)
+    entry = _FULLY_ASYNC if train.mode == "fully_async" else "verl.trainer.main_ppo"
+    return VerlCommand(folders, keys.merged(train.overrides), entry, environment)
 
 
 def write_data(config: PipelineConfig, tasks: Sequence[Task], folders: Folders) -> tuple[int, int]:
@@ -226,23 +226,27 @@ def agent_name(train: TrainConfig) -> str:
     return AGENT_NAME
 
 
-def yaml_text(base: str, config: Mapping[str, Any], folder: Path | None = None) -> str:
-    """A file for Hydra: `config` over verl's own `base`. Hydra's own files go to `folder`."""
-    hydra: dict[str, Any] = {
-        "searchpath": ["pkg://verl.trainer.config", *_more_defaults(base)],
-        "output_subdir": None,
-    }
+def yaml_text(config: Mapping[str, Any], folder: Path | None = None) -> str:
+    """A file for Hydra: `config` over verl's own defaults. Hydra's own files go to `folder`."""
+    hydra: dict[str, Any] = {"searchpath": ["pkg://verl.trainer.config"], "output_subdir": None}
     if folder is not None:
         hydra["run"] = {"dir": str(folder)}
-    return dump_yaml({"hydra": hydra, "defaults": [base, "_self_"], **config})
+    return dump_yaml({"hydra": hydra, "defaults": ["ppo_trainer", "_self_"], **config})
 
 
-def _more_defaults(base: str) -> list[str]:
-    """Where Hydra finds `base`, when it does not lie among verl's other defaults: a folder that is no package."""
-    spec = importlib.util.find_spec("verl") if base in _MORE_DEFAULTS else None
+def _fully_async_defaults() -> dict[str, Any]:
+    """What verl's fully asynchronous trainer adds to its other defaults (dotted).
+
+    Its file cannot lie below another: it has a search path of its own, which Hydra takes of the first file alone.
+    """
+    spec = importlib.util.find_spec("verl")
     if spec is None or not spec.submodule_search_locations:
-        return []
-    return [f"file://{Path(spec.submodule_search_locations[0], _MORE_DEFAULTS[base])}"]
+        raise MissingExtraError("verl", "train", "train.mode 'fully_async'")
+    folder = Path(spec.submodule_search_locations[0], "experimental/fully_async_policy/config")
+    with boundary(ConfigError, "train.mode: verl's fully asynchronous trainer cannot be found"):
+        text = (folder / "fully_async_ppo_trainer.yaml").read_text(encoding="utf-8")
+        content: dict[str, Any] = yaml.safe_load(text)
+    return {key: value for key, value in _flat(content) if key.split(".")[0] not in ("hydra", "defaults")}
 
 
 def hydra_overrides(texts: Sequence[str]) -> dict[str, Any]:
@@ -274,7 +278,18 @@ def _trainer_keys(keys: Keys, config: PipelineConfig, train: TrainConfig, folder
     if train.mode != "fully_async":
         keys.set("train.mode", trainer__use_v1=True, trainer__v1__trainer_mode=f"uni_agent_{train.mode}")
     else:
-        keys.set("train.mode", trainer__use_v1=False)
+        keys.default(_fully_async_defaults())
+        keys.set(
+            "train.mode",
+            trainer__use_v1=False,
+            actor_rollout_ref__hybrid_engine=False,
+            actor_rollout_ref__actor__use_rollout_log_probs=True,
+            # The older entry counts prompts one by one, in samples.
+            data__gen_batch_size=1,
+            rollout__n=train.samples_per_task or config.run.samples_per_task,
+            rollout__total_rollout_steps=train.steps * train.tasks_per_step,
+        )
+        keys.default({"rollout.nnodes": 1, "rollout.n_gpus_per_node": 1})
     keys.set("train.advantage", algorithm__adv_estimator=_ESTIMATORS[train.advantage])
     keys.set("train.normalize_by_std", algorithm__norm_adv_by_std_in_grpo=train.normalize_by_std)
     keys.default(
@@ -292,7 +307,9 @@ def _data_keys(keys: Keys, config: PipelineConfig, train: TrainConfig, folders: 
     validation = "train.parquet" if train.validation is None else "validation.parquet"
     keys.set("data", data__train_files=str(folders.verl / "train.parquet"))
     keys.set("train.validation.data", data__val_files=str(folders.verl / validation))
-    keys.set("train.tasks_per_step", data__train_batch_size=train.tasks_per_step)
+    # The fully asynchronous trainer takes its batches from a queue: the loader's size has to be 0.
+    size = 0 if train.mode == "fully_async" else train.tasks_per_step
+    keys.set("train.tasks_per_step", data__train_batch_size=size)
     keys.set("train.max_prompt_tokens", data__max_prompt_length=train.max_prompt_tokens)
     keys.set("train.max_response_tokens", data__max_response_length=train.max_response_tokens)
     keys.set("train.seed", data__seed=seed)

@@ -101,7 +101,7 @@ class VerlChatModel:
             for name, value in cpu.environment().items():
                 os.environ.setdefault(name, value)
         with tempfile.TemporaryDirectory() as folder, boundary(ConfigError, "model.overrides"):
-            Path(folder, "train.yaml").write_text(yaml_text("ppo_trainer", keys), encoding="utf-8")
+            Path(folder, "train.yaml").write_text(yaml_text(keys), encoding="utf-8")
             settings = composed(Path(folder))
         load("uni_agent.training.plugin", extra="train", needed_for="model.type 'verl'")
         return settings

@@ -103,7 +103,7 @@ def _fetch(batch: Any, fields: Sequence[str]) -> dict[str, Any]:
     """Fields of the batch's rows in TransferQueue; those that are in no row are left out."""
     tq: Any = importlib.import_module("transfer_queue")
     data = tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=list(fields))
-    return {name: data[name] for name in fields if name in data.keys()}  # noqa: SIM118  # a TensorDict is no mapping
+    return {name: data.pop(name) for name in fields if name in data.keys()}  # noqa: SIM118  # a TensorDict is no mapping
 
 
 def _sides(extra_fields: Any, size: int) -> list[Mapping[str, Any] | None]:
