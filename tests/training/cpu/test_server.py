@@ -98,7 +98,8 @@ async def test_stop_ids_and_the_models_own_end_complete_a_turn(server: RolloutSe
 
 async def test_options_reach_the_sampler_and_the_callers_dict_stays_as_it_was(server: RolloutServer) -> None:
     greedy = await answer(server, max_tokens=8, temperature=0)
-    for narrow in ({"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}):
+    narrowed: list[dict[str, Any]] = [{"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}]
+    for narrow in narrowed:
         assert (await answer(server, max_tokens=8, seed=4, **narrow)).token_ids == greedy.token_ids
     penalised = await answer(server, max_tokens=20, temperature=0, repetition_penalty=1e6)
     assert len(set(penalised.token_ids)) == 20

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -14,9 +14,10 @@ _SHOWN = 5  # names in a message
 
 def named(tensors: Mapping[str, torch.Tensor] | Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
     """The tensors by name. Raises ModelError for a name that comes twice."""
-    pairs: Iterable[tuple[str, torch.Tensor]] = tensors.items() if isinstance(tensors, Mapping) else tensors
+    if isinstance(tensors, Mapping):
+        return dict(cast("Mapping[str, torch.Tensor]", tensors))
     found: dict[str, torch.Tensor] = {}
-    for name, tensor in pairs:
+    for name, tensor in tensors:
         if name in found:
             raise ModelError(f"the new weights name {name} twice")
         found[name] = tensor

@@ -27,7 +27,8 @@ class CpuServerAdapter(cast("type[Any]", _base.BaseRollout)):
     def __init__(
         self, config: Any, model_config: Any, device_mesh: Any = None, *args: Any, replica_rank: int = -1, **kwargs: Any
     ) -> None:
-        super().__init__(config, model_config, device_mesh, *args, **kwargs)
+        base: Any = super()
+        base.__init__(config, model_config, device_mesh, *args, **kwargs)
         self.replica_rank = int(os.environ["RANK"]) if replica_rank == -1 else replica_rank
         self.is_leader_rank = True
         self._server: Any = None

@@ -139,7 +139,7 @@ class RayCheckpointEngine(cast("type[Any]", _base.CheckpointEngine)):
     async def receive_weights(self, global_steps: int | None = None) -> AsyncGenerator[tuple[str, Any]]:
         """Yield name and tensor of all weights. Raises ModelError when the sender fails or stays away."""
         del global_steps
-        import torch
+        torch: Any = importlib.import_module("torch")
 
         held, failure = await self._exchange.take.remote(self._token, self._timeout)
         if held is None:

@@ -29,12 +29,11 @@ def _on_cpu(base: Any, name: str) -> type[Any]:
         forward_only = config.forward_only
         config.forward_only = False
         try:
-            return super(cls, self)._build_fsdp_module(module)
+            return base._build_fsdp_module(self, module)
         finally:
             config.forward_only = forward_only
 
-    cls: type[Any] = type(name, (base,), {"_build_fsdp_module": build, "__doc__": f"{base.__name__} on the CPU."})
-    return cls
+    return type(name, (base,), {"_build_fsdp_module": build, "__doc__": f"{base.__name__} on the CPU."})
 
 
 CpuLanguageModelEngine = _on_cpu(_fsdp.FSDPEngineWithLMHead, "CpuLanguageModelEngine")

@@ -13,8 +13,7 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, Final, cast
 
-import torch
-
+torch: Any = importlib.import_module("torch")
 _verl: Any = importlib.import_module("verl.plugin.platform")
 _Base = cast("type[Any]", _verl.PlatformBase)
 
@@ -34,6 +33,26 @@ def _memory(*_: Any, **__: Any) -> tuple[int, int]:
     """Free and total bytes of main memory, as `torch.cuda.mem_get_info`."""
     page = os.sysconf("SC_PAGE_SIZE")
     return page * os.sysconf("SC_AVPHYS_PAGES"), page * os.sysconf("SC_PHYS_PAGES")
+
+
+def _name(*_: Any) -> str:
+    """What is told of the device."""
+    return "CPU"
+
+
+def _rng_state(*_: Any) -> Any:
+    """Of torch's one generator, whatever device is named."""
+    return torch.get_rng_state()
+
+
+def _set_rng_state(state: Any, *_: Any) -> None:
+    """The counterpart."""
+    torch.set_rng_state(state)
+
+
+def _yes() -> bool:
+    """The device is there."""
+    return True
 
 
 def device_module() -> ModuleType:
@@ -58,10 +77,10 @@ def device_module() -> ModuleType:
         setattr(module, name, _nothing)
     extra: dict[str, Any] = {
         "mem_get_info": _memory,
-        "get_device_name": lambda *_: "CPU",
-        "get_rng_state": lambda *_: torch.get_rng_state(),
-        "set_rng_state": lambda state, *_: torch.set_rng_state(state),
-        "is_available": lambda: True,
+        "get_device_name": _name,
+        "get_rng_state": _rng_state,
+        "set_rng_state": _set_rng_state,
+        "is_available": _yes,
     }
     for name, value in extra.items():
         setattr(module, name, value)

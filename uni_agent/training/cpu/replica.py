@@ -30,7 +30,8 @@ def server_config(config: Any, model_path: str, replica_rank: int) -> ServerConf
     for key in ("tensor_model_parallel_size", "data_parallel_size", "pipeline_model_parallel_size"):
         if getattr(config, key) != 1:
             raise ConfigError(f"actor_rollout_ref.rollout.{key} must be 1 with rollout.name={NAME}")
-    options = dict((config.engine_kwargs or {}).get(NAME) or {})
+    kwargs: dict[str, Any] = dict(config.engine_kwargs or {})
+    options: dict[str, Any] = dict(kwargs.get(NAME) or {})
     return ServerConfig(
         model=Path(_fs.copy_to_local(model_path)),
         prompt_length=config.prompt_length,

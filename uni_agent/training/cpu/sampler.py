@@ -77,7 +77,8 @@ class CpuReplayBuffer(_ReplayBuffer):
         sampler_kwargs: Mapping[str, Any] | None = None,
         refill_fn: Callable[[int], None] | None = None,
     ) -> None:
-        super().__init__(
+        base: Any = super()
+        base.__init__(
             trainer_mode=trainer_mode,
             trainer_config=trainer_config,
             max_off_policy_threshold=max_off_policy_threshold,
@@ -101,7 +102,8 @@ class CpuReplayBufferAsync(_ReplayBufferAsync):
         sampler_kwargs: Mapping[str, Any] | None = None,
         refill_fn: Callable[[int], None] | None = None,
     ) -> None:
-        super().__init__(
+        base: Any = super()
+        base.__init__(
             trainer_mode=trainer_mode,
             trainer_config=trainer_config,
             max_off_policy_threshold=max_off_policy_threshold,

@@ -9,7 +9,7 @@ from uni_agent.errors import ConfigError
 Mode = Literal["sync", "colocate_async", "separate_async"]
 
 _OBJECT_STORE_BYTES: Final = 500_000_000
-_RAY_CPUS: Final = 16
+_RAY_CPUS: Final = 12  # for all but the training processes, with room
 _FLOAT32: Final = "{param_dtype:fp32,reduce_dtype:fp32,buffer_dtype:fp32}"
 
 
@@ -67,7 +67,7 @@ def overrides(
         "reward.num_workers=1",
         "transfer_queue.backend.SimpleStorage.num_data_storage_units=1",
         # Ray counts logical resources only: verl asks for as many GPUs as processes, and for more CPUs than there are.
-        f"ray_kwargs.ray_init.num_cpus={_RAY_CPUS}",
+        f"ray_kwargs.ray_init.num_cpus={_RAY_CPUS + 4 * gpus}",
         f"+ray_kwargs.ray_init.num_gpus={gpus}",
         "+ray_kwargs.ray_init.include_dashboard=false",
         f"+ray_kwargs.ray_init.object_store_memory={_OBJECT_STORE_BYTES}",
