@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
+from uni_agent.cli.show_training import training_json, training_lines
 from uni_agent.errors import ConfigError, UniAgentError
 from uni_agent.store.display import exit_class_of, glyph, printable, shorten
 from uni_agent.store.text import dumps, plain
@@ -83,6 +85,8 @@ def _show_run(reader: RunReader, args: argparse.Namespace) -> None:
         _print_json(reader, summary, args)
         return
     print_summary(summary, reader.exit_reasons())
+    with writable(sys.stdout) as out:
+        _print_lines(training_lines(reader), out)
     if not args.failed and not args.turns:
         return
     with writable(sys.stdout) as out:
@@ -94,7 +98,7 @@ def _show_run(reader: RunReader, args: argparse.Namespace) -> None:
 
 def _print_json(reader: RunReader, summary: Summary, args: argparse.Namespace) -> None:
     """One object, with its lists written as they are read: a run may not fit in memory."""
-    facts = {**summary.to_dict(), "time_quantiles": reader.time_quantiles()}
+    facts = {**summary.to_dict(), "time_quantiles": reader.time_quantiles(), **training_json(reader)}
     write = sys.stdout.write
     write(_json(facts)[:-1])
     if args.failed or args.turns:
@@ -165,6 +169,8 @@ def _rollout_dict(reader: RunReader, rollout: RolloutRow, *, turns: bool) -> dic
     data = rollout.to_dict()
     if turns:
         data["turn_list"] = [turn.to_dict() for turn in reader.turns(rollout.id)]
+    if place := reader.places([rollout.id]).get(rollout.id):
+        data["training"] = dataclasses.asdict(place)
     return data
 
 

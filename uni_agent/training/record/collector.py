@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,6 +63,8 @@ class _Open:
 class JournalCollector:
     """Applies all `RolloutJournal`s of `folder` to `store`, and the steps of `steps` as events `train_step`.
 
+    A resumed run writes another file of steps: give the former ones, too, before it, so that nothing of them is missed.
+
     Each entry is applied together with the mark that it was: over a death of this process and `RunStore.resume` nothing
     is counted twice and nothing that stands in a journal is lost. Make one right after `RunStore.create` or `resume`,
     and call it from one thread at a time.
@@ -75,14 +77,14 @@ class JournalCollector:
         self,
         folder: str | os.PathLike[str],
         store: RunStore,
-        steps: StepTail | None = None,
+        steps: StepTail | Sequence[StepTail] = (),
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.collected = Collected()
         self._folder = Path(folder)
         self._store = store
-        self._steps = steps
+        self._steps = (steps,) if isinstance(steps, StepTail) else tuple(steps)
         self._clock = clock
         self._lock = threading.Lock()
         self._tails: dict[str, JournalTail] = {}
@@ -119,7 +121,8 @@ class JournalCollector:
     def rewind(self, step: int) -> None:
         """Training goes on from the checkpoint of `step`: what later steps rolled out and measured no longer counts.
 
-        Call it before the first `poll` of a resumed run; it reads what the journals still hold of the former one.
+        Call it before the trainer of a resumed run starts: what journals and metrics hold by then is of the former one,
+        and is read first. Blocks and raises like `close`.
         """
         with self._lock:
             self._poll_all(final=False, timeout=60.0)
@@ -229,15 +232,14 @@ class JournalCollector:
         self._retire(name, ExitReason.UNKNOWN_ERROR, f"StoreError: {error}")
 
     def _read_steps(self, *, final: bool) -> None:
-        tail = self._steps
-        if tail is None or not (tail.open(self._marks) or final):
-            return
-        for found in tail.poll(final=final):
-            source = tail.source or f"steps:{tail.path.name}"
-            with self._store.together():
-                self._store.event("train_step", step=found.step, metrics=found.metrics)
-                self._store.apply(training.write_mark(source, 0, found.end))
-            self.collected.steps += 1
+        for tail in self._steps:
+            if not tail.open(self._marks) and not final:
+                continue
+            for found in tail.poll(final=final):
+                with self._store.together():
+                    self._store.event("train_step", step=found.step, metrics=found.metrics)
+                    self._store.apply(training.write_mark(tail.source or f"steps:{tail.path.name}", 0, found.end))
+                self.collected.steps += 1
 
     # ------------------------------------------------------------------------------------------ applying
 
