@@ -138,7 +138,7 @@ class Attempts:
         finally:
             ended.seconds = time.monotonic() - started
             if ended.session_id:
-                await finish(self._released(ended))
+                await finish(self._released(ended, runner))
         await self.logs.write(folder, ended.about(), ended.trajectories)
         return ended
 
@@ -209,13 +209,14 @@ class Attempts:
             raise _Untrusted("the posted reward says that it is not to be trusted")
         return await self.scorer.score(result, ended.posted, ended.chosen, wanted.row)
 
-    async def _released(self, ended: Ended) -> None:
+    async def _released(self, ended: Ended, runner: RunnerConfig) -> None:
         """Give the session up where it goes on, and free it. Never raises."""
         try:
             async with asyncio.timeout(_END_SECONDS):
                 if not ended.accounting:
                     given_up = await self.manager.aabort(ended.session_id, ended.failure[:200] or "cancelled")
                     self._keep(ended, given_up)
+                    ended.chosen = selected(ended.trajectories, self.settings, runner.trajectory_selection)
                 await self.manager.aforget(ended.session_id)
         except Exception as error:  # a gateway that died holds nothing any more
             _log.debug("session %s cannot be freed: %s", ended.session_id, error)

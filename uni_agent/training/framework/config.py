@@ -156,8 +156,10 @@ def _framework(plain: Mapping[str, Any], train: TrainConfig | None) -> AgentFram
 
 
 def _renderer(plain: Mapping[str, Any], pipeline: PipelineConfig | None) -> AnyRendererConfig:
-    """The pipeline's, or else what verl's own keys say. Images are left out of both: a record of a trajectory with
-    images needs the tensors of the model's processor, which no gateway has.
+    """The pipeline's, or else what verl's own keys say.
+
+    Images are refused: a record of a trajectory with images needs the tensors of the model's processor, which no
+    gateway has.
     """
     if pipeline is not None and isinstance(pipeline.model, VerlModelConfig):
         given = pipeline.model.renderer

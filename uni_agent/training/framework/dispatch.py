@@ -72,7 +72,7 @@ _KINDS: dict[str, type[UniAgentError]] = {
 
 
 def _work(fqn: str, kwargs: Mapping[str, Any], session: RunnerSession) -> RunnerResult | Fault:
-    """The body of a task. Ray's cancellation interrupts `asyncio.run`, which cancels the runner and lets it clean up."""
+    """The body of a task. Ray's cancellation interrupts `asyncio.run`, which cancels the runner: it can clean up."""
     try:
         return asyncio.run(call_runner(fqn, kwargs, session))
     except UniAgentError as error:

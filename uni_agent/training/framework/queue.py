@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from uni_agent.optional import load
-from uni_agent.trajectory.trajectory import Trajectory
 
 _log = logging.getLogger(__name__)
 
@@ -40,6 +39,10 @@ class Queue:
         client.init()
         return cls(client)
 
+    async def prepare(self) -> None:
+        """Import what records are built with: verl takes seconds, which sessions should not have to wait for."""
+        await asyncio.to_thread(_tensordicts)
+
     async def status(self, uid: str, partition: Partition, status: Status) -> None:
         """Mark a prompt. Raises what the last try raised."""
         seconds = self.record_seconds if status == "running" else self.status_seconds
@@ -53,8 +56,7 @@ class Queue:
         """Write the trajectories of one session; again under the same keys does no harm. Raises as `status`."""
         if not records:
             return
-        utils = load("verl.utils.tensordict_utils", extra="verl", needed_for="records in TransferQueue")
-        fields = utils.list_of_dict_to_tensordict([fields for _, fields, _ in records])
+        fields = _tensordicts().list_of_dict_to_tensordict([fields for _, fields, _ in records])
         keys, tags = [key for key, _, _ in records], [tag for _, _, tag in records]
         await _tried(
             f"records {', '.join(keys)}",
@@ -69,6 +71,10 @@ class Queue:
                 await self.client.async_kv_clear(keys=list(keys), partition_id=partition)
         except Exception:  # the prompt is marked as failed all the same
             _log.warning("records %s cannot be cleared", ", ".join(keys), exc_info=True)
+
+
+def _tensordicts() -> Any:
+    return load("verl.utils.tensordict_utils", extra="verl", needed_for="records in TransferQueue")
 
 
 async def _tried(what: str, seconds: float, call: Callable[[], Awaitable[Any]]) -> None:
@@ -86,11 +92,6 @@ async def _tried(what: str, seconds: float, call: Callable[[], Awaitable[Any]]) 
             )
         await asyncio.sleep(wait)
         wait = min(_MOST_WAIT, 2 * wait)
-
-
-def keys_of(uid: str, session: int, trajectories: Sequence[Trajectory]) -> list[str]:
-    """The keys of a session's trajectories."""
-    return [f"{uid}_{session}_{index}" for index in range(len(trajectories))]
 
 
 def scalars(info: Mapping[str, Any]) -> dict[str, Any]:

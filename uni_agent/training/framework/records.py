@@ -119,7 +119,7 @@ def _side(scored: Scored, chain: int, t: Trajectory, row: Mapping[str, Any], ren
         "task_id": task_id(row),
         "attempts": scored.attempts,
         "turns": [list(turn) for turn in turns],
-        "segments": segments(t, turns, lambda ids: list(turn_segments(renderer, ids))),
+        "segments": segments(t, turns, lambda ids: list(turn_segments(renderer, ids, t.tools))),
         "turn_scores": [[turn, float(score)] for turn, score in scored.result.turn_scores if turn in here],
         "weight_spans": [[span.version, span.start, span.end] for span in t.weight_spans],
         "chain": chain,

@@ -74,7 +74,11 @@ class FrameworkWorker:
             config=gateway_config(settings),
             num_cpus=_GATEWAY_CPUS,
         )
-        renderer = await asyncio.to_thread(build_renderer, settings)
+        # The first to fail is the one to tell; the rest must not be left running.
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self.queue.prepare())
+            built = group.create_task(asyncio.to_thread(build_renderer, settings))
+        renderer = built.result()
         await asyncio.to_thread(manager.start)
         self._manager = manager
         scorer = Scorer(self._reward_workers, settings.reward_retries)
@@ -221,8 +225,8 @@ def worker_class(settings: FrameworkSettings) -> Callable[..., FrameworkWorker]:
     found: Any = load_runner(fqn)
     if not (isinstance(found, type) and issubclass(found, FrameworkWorker)):
         raise ConfigError(
-            f"agent_framework.framework_class_fqn: {fqn} is no subclass of {__name__}.FrameworkWorker; leave it out for "
-            "the framework itself"
+            f"agent_framework.framework_class_fqn: {fqn} is no subclass of {__name__}.FrameworkWorker; "
+            "leave it out for the framework itself"
         )
     return found
 
