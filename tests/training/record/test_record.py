@@ -201,7 +201,7 @@ def test_a_worker_that_is_killed_loses_nothing_it_reported_and_leaves_nothing_ru
                 printed = [int(line) for line in process.stdout.read().splitlines()]
                 safe += sum(1 for number in printed if number % 1_000_000 <= printed[-1] % 1_000_000 // 10 * 10 - 1)
         for _ in range(8):
-            clock.now += 4
+            clock.now += 30
             collector.poll()
         store.flush(60)
         with RunReader(tmp_path) as reader:
@@ -235,9 +235,11 @@ def test_what_a_dead_worker_left_open_ends_as_its_fault(tmp_path: Path) -> None:
         assert [row.state for row in rows(tmp_path)] == ["done", "done", "starting"]
         process.kill()
         process.wait()
-        clock.now += 5
-        collector.poll()
-        store.flush()
+        for wait in (5, 25):
+            assert rows(tmp_path)[-1].state == "starting"
+            clock.now += wait
+            collector.poll()
+            store.flush()
         last = rows(tmp_path)[-1]
         assert (last.state, last.exit_reason, last.turns) == ("done", "unknown_error", 1)
         assert collector.close().settled == 1

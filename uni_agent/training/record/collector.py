@@ -32,6 +32,7 @@ _AT_LEAST = 100
 _PENDING = 5_000
 _PAUSE = 0.02
 _PROBE_EVERY = 3.0
+_GRACE = 20.0  # at the end of a training its workers die a little before it does, and that is nobody's fault
 _STATES = ("queued", "starting", "running", "grading")
 _LEFT = "the run ended before this rollout did"
 _DIED = "WorkerLost: its worker process ended without finishing it"
@@ -70,7 +71,7 @@ class JournalCollector:
     and call it from one thread at a time.
 
     A task whose id the run knows with other content (a validation task, say) is stored as `ID~HASH`. Rollouts of a
-    worker that died end as `unknown_error`, and those that are open at the end as `close` says.
+    worker that died end as `unknown_error` after a while, and those that are open at the end as `close` says.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class JournalCollector:
         self._open: dict[tuple[str, str], _Open] = {}
         self._losses: dict[str, tuple[int, int]] = {}
         self._probed = clock()
+        self._gone: dict[str, float] = {}
         self._closed = False
         progress = training.read_progress(store.path)
         self._marks = progress.marks
@@ -210,18 +212,23 @@ class JournalCollector:
     def _bury(self) -> None:
         """Read the journals of processes that died to their end, and settle what they left."""
         for name, tail in list(self._tails.items()):
-            if not tail.closed and tail.writer_is_gone() and self._store.pending < _PENDING:
-                before = self.collected.entries
-                try:
-                    self._read(tail, _BATCH, final=True)
-                except StoreError as error:
-                    self._give_up(name, error)
-                    continue
-                if self.collected.entries == before:  # else there may be more
-                    self._retire(name, ExitReason.UNKNOWN_ERROR, _DIED)
+            if name not in self._gone and tail.writer_is_gone():
+                self._gone[name] = self._clock()
+            died = self._gone.get(name)
+            if died is None or self._clock() - died < _GRACE or self._store.pending >= _PENDING:
+                continue
+            before = self.collected.entries
+            try:
+                self._read(tail, _BATCH, final=True)
+            except StoreError as error:
+                self._give_up(name, error)
+                continue
+            if self.collected.entries == before:  # else there may be more
+                self._retire(name, ExitReason.UNKNOWN_ERROR, _DIED)
 
     def _retire(self, name: str, reason: ExitReason, error: str) -> None:
         tail = self._tails.pop(name)
+        self._gone.pop(name, None)
         self._done.add(name)
         tail.close()
         self._settle([key for key in self._open if key[0] == tail.source], reason, error)
