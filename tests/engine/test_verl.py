@@ -138,3 +138,39 @@ async def test_a_cancelled_call_is_cancelled_at_the_client() -> None:
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(backend.generate("a", [5], PARAMS), 0.05)
     assert client.cancelled == 1
+
+
+async def test_a_server_that_tells_its_own_spans_is_believed() -> None:
+    def spans(answer: Any) -> None:
+        answer.extra_fields.update(weight_spans=[[3, 0, 2], [4, 2, 3]], max_global_steps=4)
+
+    assert (await output(spans)).weight_spans == (WeightSpan("3", 0, 2), WeightSpan("4", 2, 3))
+
+
+class LLMServerClient(FakeVerlClient):
+    """Named as verl's own class, whose plain call shows aborts."""
+
+
+class HidesAborts(LLMServerClient):
+    """As verl's FullyAsyncLLMServerClient: asks again until there is a whole answer, and joins the parts."""
+
+    async def generate(self, *args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("its own loop is not used")
+
+
+async def test_an_abort_is_seen_here_and_each_part_keeps_its_weights() -> None:
+    def aborted(answer: Any) -> None:
+        answer.token_ids, answer.log_probs, answer.stop_reason = [1, 2], [-0.1, -0.2], "aborted"
+
+    def later(answer: Any) -> None:
+        answer.token_ids, answer.log_probs = [3, 9], [-0.3, -0.4]
+        answer.extra_fields = {"global_steps": 4, "min_global_steps": 4, "max_global_steps": 4}
+
+    client = HidesAborts(Answer(edit=aborted), Answer(edit=later))
+    backend = VerlBackend(client, own_aborts=True)
+    await backend.start()
+    sampled = (await sample(backend, "a", [5], PARAMS, timeout=5, retries=2, backoff=0)).output
+    assert sampled.token_ids == [1, 2, 3, 9]
+    assert sampled.weight_spans == (WeightSpan("3", 0, 2), WeightSpan("4", 2, 4))
+    assert client.calls[1]["prompt_ids"] == [5, 1, 2]
+    assert client.calls[1]["max_tokens"] == 6

@@ -38,12 +38,12 @@ class VerlBackend:
     verl calls a natural end and a cut alike `completed`: the output ends by `length` when it has as many tokens as were
     asked for and no stop token at its end.
 
-    `weight_spans` name `global_steps`. verl's `FullyAsyncLLMServerClient` goes on after an abort by itself and joins
-    the parts without saying where: with `own_aborts` the plain call of its parent is used instead, so that an abort is
-    seen here and each part keeps the weights that sampled it. Without it an answer that spans several steps has no
-    `weight_spans`, and `extra` has `min_global_steps` and `max_global_steps`. `extra` also has the rest of
-    `extra_fields`, and `num_preempted` when it is told. `routed_experts` are passed on as they come, mostly with rows
-    for the prompt.
+    `weight_spans` name `global_steps`, span by span where the server tells its own `weight_spans`. verl's
+    `FullyAsyncLLMServerClient` goes on after an abort by itself and joins the parts without saying where: with
+    `own_aborts` the plain call of its parent is used instead, so that an abort is seen here and each part keeps the
+    weights that sampled it. Without it an answer that spans several steps has no `weight_spans`, and `extra` has
+    `min_global_steps` and `max_global_steps`. `extra` also has the rest of `extra_fields`, and `num_preempted` when it
+    is told. `routed_experts` are passed on as they come, mostly with rows for the prompt.
 
     Images are passed as verl's own loops do it: PIL images in `image_data`, beside ids whose placeholders are already
     as many as the processor makes them.
@@ -158,11 +158,18 @@ def _read(answer: Any, call: GenerationCall) -> TokenOutput:
         checked,
         logs,
         finish,
-        weight_spans=(WeightSpan(str(step), 0, len(checked)),) if step is not None and checked else (),
+        weight_spans=_spans(extra.pop("weight_spans", None), step, len(checked)),
         routed_experts=getattr(answer, "routed_experts", None),
         cached_tokens=count(extra.get("num_cached_tokens")),
         extra=extra,
     )
+
+
+def _spans(told: Any, step: Any, length: int) -> tuple[WeightSpan, ...]:
+    """What the server itself says of its tokens, `[[step, start, end], …]`; else all of them are of `step`."""
+    if told:
+        return tuple(WeightSpan(str(at), int(start), int(end)) for at, start, end in told if at is not None)
+    return (WeightSpan(str(step), 0, length),) if step is not None and length else ()
 
 
 def _finish(reason: Any, ids: list[Any], call: GenerationCall) -> FinishReason:
