@@ -477,6 +477,7 @@ journal.close()
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk_costs_details_first_then_rollouts_and_all_of_it_is_told(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FULL, str(tmp_path)], cwd=ROOT, check=True, capture_output=True, timeout=60
