@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 from uni_agent.engine.base import OnTokens, PromptImage, SamplingParams, TokenOutput, WeightSpan
 from uni_agent.engine.checked import FinishReason, GenerationCall, Sampled, count, mapping, token_limit
@@ -136,7 +136,7 @@ def _plain_call(client: VerlClient) -> Callable[..., Awaitable[Any]]:
     """The plain `LLMServerClient.generate`, bound to `client`, also where its class hides aborts in a loop."""
     for cls in type(client).__mro__:
         if cls.__name__ == "LLMServerClient":
-            return partial(vars(cls)["generate"], client)
+            return partial(cast("Any", cls).generate, client)
     return client.generate
 
 
