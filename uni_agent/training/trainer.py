@@ -118,9 +118,6 @@ def _rows(batch: Any, sides: Sequence[Mapping[str, Any] | None]) -> tuple[Row, .
 
 def _credit(config: Any) -> CreditConfig:
     """`train.credit`, where the run was started with it."""
-    custom = config.actor_rollout_ref.rollout.get("custom") or {}
-    train = (custom.get("uni_agent") or {}).get("train") or {}
-    credit = train.get("credit") or {}
-    if not isinstance(credit, dict):  # a node of OmegaConf
-        credit = importlib.import_module("omegaconf").OmegaConf.to_container(credit, resolve=True)
-    return CreditConfig.model_validate(credit)
+    conf: Any = importlib.import_module("omegaconf").OmegaConf
+    credit = conf.select(config, "actor_rollout_ref.rollout.custom.uni_agent.train.credit")
+    return CreditConfig() if credit is None else CreditConfig.model_validate(conf.to_container(credit, resolve=True))

@@ -35,7 +35,7 @@ def config(**values: Any) -> Any:
     return made
 
 
-def tensors(mask: list[list[int]], spread: float, seed: int = 0) -> dict[str, torch.Tensor]:
+def tensors(mask: list[list[int]], spread: float, seed: int = 0) -> dict[str, Any]:
     made = torch.Generator().manual_seed(seed)
 
     def normal() -> torch.Tensor:
@@ -51,6 +51,11 @@ def tensors(mask: list[list[int]], spread: float, seed: int = 0) -> dict[str, to
     }
 
 
+def gradient_of(loss: Any, at: Any) -> torch.Tensor:
+    grad: Any = torch.autograd.grad
+    return grad(loss, at)[0]
+
+
 def actions(row: list[int]) -> list[list[int]]:
     """Positions of each action of a row."""
     found: list[list[int]] = []
@@ -62,9 +67,9 @@ def actions(row: list[int]) -> list[list[int]]:
     return found
 
 
-def by_loops(batch: dict[str, torch.Tensor], mode: str, kind: str, low: float, high: float, dual: float) -> float:
+def by_loops(batch: dict[str, Any], mode: str, kind: str, low: float, high: float, dual: float) -> float:
     """The loss in Python floats."""
-    mask = batch["response_mask"].int().tolist()
+    mask: list[list[int]] = batch["response_mask"].int().tolist()
     old, new, advantage, weight = (
         batch[name].detach().tolist() for name in ("old_log_prob", "log_prob", "advantages", "rollout_is_weights")
     )
@@ -105,10 +110,10 @@ def test_with_actions_of_one_token_it_is_verls_vanilla_loss_exactly(kind: str, m
     for seed in range(5):
         batch = tensors(SINGLE, spread, seed)
         found, metrics = LOSSES[kind](**batch, loss_agg_mode=mode, config=config())
-        (gradient,) = torch.autograd.grad(found, batch["log_prob"])
+        gradient = gradient_of(found, batch["log_prob"])
         other = core_algos.compute_policy_loss_vanilla
         expected, its = other(**batch, loss_agg_mode=mode, config=config())
-        (its_gradient,) = torch.autograd.grad(expected, batch["log_prob"])
+        its_gradient = gradient_of(expected, batch["log_prob"])
         assert torch.equal(found, expected)
         assert torch.equal(gradient, its_gradient)
         assert metrics.keys() == its.keys()
@@ -120,9 +125,9 @@ def test_one_action_for_a_row_is_verls_gspo() -> None:
     batch = tensors(mask, 0.3)
     batch["advantages"] = batch["advantages"].abs()  # GSPO has no dual clip
     found, _ = action_loss(**batch, config=config())
-    (gradient,) = torch.autograd.grad(found, batch["log_prob"])
+    gradient = gradient_of(found, batch["log_prob"])
     expected, _ = core_algos.compute_policy_loss_gspo(**batch, loss_agg_mode="token-mean", config=config())
-    (its,) = torch.autograd.grad(expected, batch["log_prob"])
+    its = gradient_of(expected, batch["log_prob"])
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(gradient, its)
 
@@ -164,7 +169,7 @@ def test_the_gradient_is_that_of_finite_differences(kind: str, advantage: float,
     own = weights.clone().requires_grad_()
     mask = torch.tensor(MASK).bool()
     loss, _ = LOSSES[kind](old, policy(own, tokens), torch.full_like(old, advantage), mask, config=config())
-    (gradient,) = torch.autograd.grad(loss, own)
+    gradient = gradient_of(loss, own)
     step = 1e-6
     for i in range(4):
         for j in range(4):
@@ -180,9 +185,9 @@ def test_the_gradient_is_that_of_finite_differences(kind: str, advantage: float,
 def test_on_the_policy_that_sampled_the_gradient_is_that_of_vanilla(kind: str) -> None:
     batch = tensors(MASK, 0.0)
     loss, _ = LOSSES[kind](**batch, config=config())
-    (found,) = torch.autograd.grad(loss, batch["log_prob"])
+    found = gradient_of(loss, batch["log_prob"])
     loss, _ = core_algos.compute_policy_loss_vanilla(**batch, config=config())
-    (expected,) = torch.autograd.grad(loss, batch["log_prob"])
+    expected = gradient_of(loss, batch["log_prob"])
     torch.testing.assert_close(found, expected)
 
 
@@ -190,7 +195,9 @@ def test_on_the_policy_that_sampled_the_gradient_is_that_of_vanilla(kind: str) -
 def test_tokens_that_are_masked_inside_a_turn_split_it(kind: str) -> None:
     batch = tensors([[1, 1, 1, 1]], 0.2)
     batch["response_mask"] = torch.tensor([[True, True, False, True]])
-    apart = {name: torch.cat([t[:, :2], torch.zeros_like(t[:, :1]), t[:, 3:]], dim=1) for name, t in batch.items()}
+    apart: dict[str, Any] = {
+        name: torch.cat([t[:, :2], torch.zeros_like(t[:, :1]), t[:, 3:]], dim=1) for name, t in batch.items()
+    }
     found, _ = LOSSES[kind](**batch, config=config())
     expected, _ = LOSSES[kind](**apart, config=config())
     assert torch.equal(found, expected)
@@ -205,10 +212,11 @@ def test_what_is_masked_reaches_neither_loss_nor_gradient(kind: str, mode: str, 
     dirty = {name: t if t.dtype == torch.bool else torch.where(mask, t, garbage) for name, t in batch.items()}
     dirty["log_prob"] = dirty["log_prob"].detach().requires_grad_()
     loss, metrics = LOSSES[kind](**dirty, loss_agg_mode=mode, config=config())
-    (gradient,) = torch.autograd.grad(loss, dirty["log_prob"])
+    gradient = gradient_of(loss, dirty["log_prob"])
     assert torch.equal(loss, LOSSES[kind](**batch, loss_agg_mode=mode, config=config())[0])
     assert not gradient[~mask].any()
-    assert all(map(math.isfinite, [*gradient.flatten().tolist(), *metrics.values()]))
+    assert torch.isfinite(gradient).all()
+    assert all(map(math.isfinite, metrics.values()))
 
 
 @pytest.mark.parametrize("kind", LOSSES)
@@ -217,10 +225,27 @@ def test_a_batch_in_which_nothing_trains_has_no_loss_and_no_gradient(kind: str, 
     batch = tensors([[0, 0, 0]], 0.2)
     info = {"dp_size": 1, "batch_num_tokens": 0, "global_batch_size": 4, "loss_scale_factor": None}
     loss, metrics = LOSSES[kind](**batch, loss_agg_mode=mode, config=config(**info))
-    (gradient,) = torch.autograd.grad(loss, batch["log_prob"])
+    gradient = gradient_of(loss, batch["log_prob"])
     assert loss.item() == 0.0
     assert not gradient.any()
     assert all(map(math.isfinite, metrics.values()))
+
+
+@pytest.mark.parametrize("kind", [*LOSSES, "vanilla"])
+@pytest.mark.parametrize("mode", MODES)
+def test_trn_04_a_padding_row_adds_nothing_to_loss_or_gradient(kind: str, mode: str) -> None:
+    mask = [[1, 1, 0, 1, 1, 0]] * 7
+    function = core_algos.compute_policy_loss_vanilla if kind == "vanilla" else LOSSES[kind]
+    padded = tensors([*mask, [0] * 6], 0.3)
+    plain = {name: t[:7].detach().requires_grad_(t.requires_grad) for name, t in padded.items()}
+    for info in ({}, {"dp_size": 1, "batch_num_tokens": 28, "global_batch_size": 8, "loss_scale_factor": None}):
+        loss, metrics = function(**padded, loss_agg_mode=mode, config=config(**info))
+        expected, its = function(**plain, loss_agg_mode=mode, config=config(**info))
+        torch.testing.assert_close(loss, expected)
+        gradient = gradient_of(loss, padded["log_prob"])
+        assert not gradient[7].any()
+        torch.testing.assert_close(gradient[:7], gradient_of(expected, plain["log_prob"]))
+        assert metrics == pytest.approx(its)
 
 
 def test_micro_batches_add_up_to_the_batch() -> None:

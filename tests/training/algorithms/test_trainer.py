@@ -21,7 +21,7 @@ import torch
 
 from uni_agent.training import algorithms, trainer
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 POLICY = Path(__file__).parents[3] / "uni_agent" / "assets" / "quickstart_policy"
 REWARDS = [1.0, 0.0, 0.0, 1.0]

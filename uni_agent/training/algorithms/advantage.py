@@ -87,7 +87,7 @@ def _estimate(
             else:
                 advantages[number] = events[_OUTCOME]
     advantages *= token_weights(context, [sample.rows for sample in samples], trained) * trained
-    result = torch.from_numpy(advantages).to(rewards)
+    result = torch.as_tensor(advantages).to(rewards)
     return result, result
 
 
@@ -95,7 +95,7 @@ def _samples(
     context: AdvantageContext, rows: Sequence[Row], totals: Floats, mask: Bools, *, by_turn: bool
 ) -> list[_Sample]:
     """The trusted samples with their scores, penalties taken off."""
-    trains = mask.any(axis=1)
+    trains: Bools = np.any(mask, axis=1)
     samples: list[_Sample] = []
     for numbers in chains(rows).values():
         own = [rows[n] for n in numbers]

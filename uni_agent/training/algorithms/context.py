@@ -6,7 +6,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from uni_agent.training.config import CreditConfig
 
@@ -100,8 +100,8 @@ def current(index: Iterable[Any]) -> AdvantageContext:
 
 def side_of(extra_fields: Any) -> Mapping[str, Any] | None:
     """The side information in a row's `extra_fields`; None without."""
-    side = extra_fields.get(SIDE) if isinstance(extra_fields, Mapping) else None  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-    return side if isinstance(side, Mapping) else None  # pyright: ignore[reportUnknownVariableType]
+    side = cast("Mapping[str, Any]", extra_fields).get(SIDE) if isinstance(extra_fields, Mapping) else None
+    return cast("Mapping[str, Any]", side) if isinstance(side, Mapping) else None
 
 
 def spans_of(side: Mapping[str, Any]) -> list[tuple[int, int, int]]:

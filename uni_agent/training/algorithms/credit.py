@@ -69,7 +69,7 @@ def _by_sample(context: AdvantageContext, samples: Sequence[Sequence[int]], weig
 
     The mean weight of such chains is 1, so that the size of a step does not depend on how many chains samples have.
     """
-    trains = mask.any(axis=1)
+    trains: Bools = np.any(mask, axis=1)
     sharing = [numbers for sample in samples if (numbers := [n for n in sample if trains[n]])]
     rows = sum(map(len, sharing))
     for numbers in sharing:

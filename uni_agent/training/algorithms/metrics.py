@@ -92,8 +92,8 @@ def _tokens(sides: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def _values(sides: Sequence[Mapping[str, Any]], name: str) -> list[float]:
-    found = [(side.get("metrics") or {}).get(name) for side in sides]
-    return [float(value) for value in found if isinstance(value, int | float)]
+    metrics: list[Mapping[str, Any]] = [side.get("metrics") or {} for side in sides]
+    return [float(own[name]) for own in metrics if isinstance(own.get(name), int | float)]
 
 
 def _staleness(sides: Sequence[Mapping[str, Any]], version: int) -> dict[str, float]:
