@@ -81,7 +81,7 @@ def command(folder: Path, mode: Mode, *more: str, steps: int = 2, **options: Any
 
 
 def run(folder: Path, mode: Mode, *more: str, timeout: float = 240, **options: Any) -> Finished:
-    """Run to the end, in a session of its own so that nothing of it outlives the test."""
+    """Run to the end; its output goes to `run.log` in `folder`. Fails the test when it takes longer than `timeout`."""
     metrics = folder / "metrics.jsonl"
     env = {
         **os.environ,
@@ -90,14 +90,20 @@ def run(folder: Path, mode: Mode, *more: str, timeout: float = 240, **options: A
         "VERL_FILE_LOGGER_PATH": str(metrics),
         "PYTHONPATH": str(ROOT),
     }
-    done = subprocess.run(
-        command(folder, mode, *more, **options),
-        cwd=folder,
-        env=env,
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+    log = folder / "run.log"
+    with log.open("w", encoding="utf-8") as file:
+        process = subprocess.Popen(
+            command(folder, mode, *more, **options), cwd=folder, env=env, stdout=file, stderr=subprocess.STDOUT
+        )
+        try:
+            code = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            # Ray's processes end with the one that started them.
+            process.kill()
+            raise AssertionError(f"still running after {timeout:g} s:\n{log.read_text()[-4000:]}") from None
+        finally:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
     lines = metrics.read_text().splitlines() if metrics.exists() else []
-    return Finished(done.returncode, done.stdout + done.stderr, [json.loads(line)["data"] for line in lines])
+    return Finished(code, log.read_text(errors="replace"), [json.loads(line)["data"] for line in lines])

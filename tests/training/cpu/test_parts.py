@@ -147,8 +147,18 @@ def test_numbers_that_make_no_run_are_refused() -> None:
     assert environment()["VERL_PLATFORM"] == "cpu"
 
 
+@pytest.mark.slow
+def test_a_process_may_begin_with_any_of_our_modules() -> None:
+    """As one does that unpickles a class of ours: verl is imported from within, and its plugin reaches back."""
+    env = {**os.environ, **environment(), "VERL_USE_EXTERNAL_MODULES": "uni_agent.training.cpu.plugin"}
+    for name in ("checkpoint_engine", "engine"):
+        code = f"import uni_agent.training.cpu.{name}; from uni_agent.training.cpu import registered; registered()"
+        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+
+
 def exchange() -> Any:
-    return importlib.import_module("uni_agent.training.cpu.checkpoint_engine").Exchange()
+    return importlib.import_module("uni_agent.training.cpu.exchange").Exchange()
 
 
 async def test_weights_are_taken_by_all_whoever_comes_first_and_let_go_of() -> None:

@@ -2,12 +2,11 @@
 
 Each synchronisation has a token of its own, and all of one meet in an actor that the sender owns and whose handle
 travels in verl's topology. Nothing has a name, so that two runs on one cluster cannot meet, and nothing is counted, so
-that a worker which missed a round is not one behind for ever.
+that a worker which missed a round is not one behind for ever. Importing this module registers the engine.
 """
 
 from __future__ import annotations
 
-import asyncio
 import importlib
 from collections.abc import AsyncGenerator
 from typing import Any, Final, cast
@@ -17,6 +16,7 @@ import ray
 
 from uni_agent.errors import ConfigError, ModelError
 from uni_agent.training.cpu.adapter import as_array
+from uni_agent.training.cpu.exchange import Exchange
 
 _base: Any = importlib.import_module("verl.checkpoint_engine.base")
 _utils: Any = importlib.import_module("verl.workers.rollout.utils")
@@ -26,52 +26,7 @@ NAME: Final = "uni_agent_ray"
 TIMEOUT_SECONDS: Final = 600.0
 
 
-class Exchange:
-    """Holds a reference to the weights of one round until all have taken them. An actor; its methods never block."""
-
-    def __init__(self) -> None:
-        self._token = ""
-        self._held: Any = None
-        self._failure: str | None = None
-        self._settled = asyncio.Event()
-
-    async def begin(self, token: str) -> None:
-        """Open a round; what an earlier one left is let go of."""
-        if token != self._token:
-            self._token, self._held, self._failure = token, None, None
-            self._settled = asyncio.Event()
-
-    async def put(self, token: str, held: Any) -> None:
-        """Lay down the sender's reference (in a list, or Ray would resolve it)."""
-        await self.begin(token)
-        self._held = held
-        self._settled.set()
-
-    async def fail(self, token: str, failure: str) -> None:
-        """Tell those who wait that nothing will come."""
-        await self.begin(token)
-        self._failure = failure
-        self._settled.set()
-
-    async def take(self, token: str, timeout: float) -> tuple[Any, str | None]:
-        """The reference and None, or None and why there is none; within `timeout` seconds."""
-        await self.begin(token)
-        settled = self._settled
-        try:
-            async with asyncio.timeout(timeout):
-                await settled.wait()
-        except TimeoutError:
-            return None, f"the sender has sent nothing for {timeout:g} s"
-        if token != self._token:
-            return None, "another round of weights has begun"
-        return self._held, self._failure
-
-    async def end(self, token: str) -> None:
-        """Let go of the round's weights."""
-        if token == self._token:
-            self._held = None
-
-
+@_base.CheckpointEngineRegistry.register(NAME)
 class RayCheckpointEngine(cast("type[Any]", _base.CheckpointEngine)):
     """verl's CheckpointEngine: the master puts all tensors once, every receiver takes them.
 
@@ -147,8 +102,3 @@ class RayCheckpointEngine(cast("type[Any]", _base.CheckpointEngine)):
         tensors: dict[str, Any] = await held[0]
         for name, array in tensors.items():
             yield name, torch.from_numpy(array.copy())
-
-
-def register() -> None:
-    """Tell verl's `CheckpointEngineRegistry`; a second call changes nothing."""
-    _base.CheckpointEngineRegistry.register(NAME)(RayCheckpointEngine)

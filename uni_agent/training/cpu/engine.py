@@ -1,12 +1,13 @@
 """verl's FSDP2 engines, registered for the device `cpu`; upstream registers them for accelerators only.
 
 FSDP1 is not among them: with parameters on the CPU torch refuses its `sync_module_states=True`, which verl always sets.
+Importing this module registers the engines.
 """
 
 from __future__ import annotations
 
 import importlib
-from typing import Any, cast
+from typing import Any
 
 from uni_agent.errors import ConfigError
 
@@ -40,10 +41,5 @@ CpuLanguageModelEngine = _on_cpu(_fsdp.FSDPEngineWithLMHead, "CpuLanguageModelEn
 CpuValueModelEngine = _on_cpu(_fsdp.FSDPEngineWithValueHead, "CpuValueModelEngine")
 
 
-def register() -> None:
-    """Tell verl's `EngineRegistry` of the language and the value model; a second call changes nothing."""
-    registry = _base.EngineRegistry
-    for kind, cls in (("language_model", CpuLanguageModelEngine), ("value_model", CpuValueModelEngine)):
-        known = cast("dict[Any, Any]", registry._engines.get(kind, {}).get(BACKEND, {}))
-        if "cpu" not in known:
-            registry.register(kind, [BACKEND], device="cpu")(cls)
+for _kind, _cls in (("language_model", CpuLanguageModelEngine), ("value_model", CpuValueModelEngine)):
+    _base.EngineRegistry.register(_kind, [BACKEND], device="cpu")(_cls)

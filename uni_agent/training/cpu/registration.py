@@ -35,15 +35,12 @@ def _adapter(module: Any) -> None:
 
 
 def _engines(_: Any) -> None:
-    from uni_agent.training.cpu.engine import register as register_engines
-
-    register_engines()
+    importlib.import_module("uni_agent.training.cpu.engine")
 
 
 def _checkpoint(_: Any) -> None:
-    from uni_agent.training.cpu.checkpoint_engine import register as register_checkpoint
-
-    register_checkpoint()
+    # It may be what is just being imported, and have led here: then it goes on to register itself.
+    importlib.import_module("uni_agent.training.cpu.checkpoint_engine")
 
 
 @dataclass(frozen=True, slots=True)
