@@ -44,6 +44,8 @@ class Exchange:
             return None, f"the sender has sent nothing for {timeout:g} s"
         if token != self._token:
             return None, "another round of weights has begun"
+        if self._held is None and self._failure is None:
+            return None, "the round of weights is over"
         return self._held, self._failure
 
     async def end(self, token: str) -> None:
