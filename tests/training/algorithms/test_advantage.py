@@ -231,6 +231,24 @@ def test_long_responses_lose_score_as_in_dapo(length: int, penalty: float) -> No
     assert counts["samples_overlong"] == (penalty > 0)
 
 
+def test_groups_that_teach_nothing_are_counted() -> None:
+    flat, lone = simple(1, 1, scores=[0.5, 0.5]), simple(1, scores=[1.0])
+    lost = [replace(sample, trusted=False) for sample in simple(1, 1, scores=[0.0, 1.0])]
+    good = simple(1, 1, scores=[0.0, 1.0])
+    for name in ("grpo", "turn_grpo"):
+        assert estimate(rows_of([flat, lone, lost, good]), name=name)[1]["groups_without_gradient"] == 3
+        assert estimate(rows_of([good]), name=name)[1]["groups_without_gradient"] == 0
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [("u-1_0_2", ("u-1", "u-1_0", 2)), ("a_b_0_1", ("a_b", "a_b_0", 1)), ("other", ("other", "other", 0))],
+)
+def test_a_key_names_group_sample_and_chain(key: str, expected: tuple[str, str, int]) -> None:
+    row = Row.of(key, {}, None)
+    assert (row.group, row.sample, row.index) == expected
+
+
 def test_a_context_of_another_batch_is_refused() -> None:
     from uni_agent.training.algorithms.context import AdvantageContext, use
 

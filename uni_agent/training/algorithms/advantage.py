@@ -138,14 +138,15 @@ def _normalised(
     context: AdvantageContext, samples: Sequence[_Sample], *, by_std: bool
 ) -> list[tuple[_Sample, _Events]]:
     """The samples of groups that teach something, with normalised rewards."""
-    groups: dict[str, list[_Sample]] = {}
+    groups: dict[str, list[_Sample]] = {row.group: [] for row in context.rows if not row.padding}
     for sample in samples:
-        groups.setdefault(sample.group, []).append(sample)
+        groups[sample.group].append(sample)
     result: list[tuple[_Sample, _Events]] = []
     for group in groups.values():
         values = [value for sample in group for value in sample.events.values()]
-        if len(group) < 2 or max(values) == min(values):
-            context.count("groups_without_gradient")
+        flat = len(group) < 2 or max(values) == min(values)
+        context.count("groups_without_gradient", flat)
+        if flat:
             continue
         mean = math.fsum(values) / len(values)
         scale = statistics.stdev(values) + _EPSILON if by_std else 1.0

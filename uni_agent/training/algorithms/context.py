@@ -36,10 +36,7 @@ class Row:
 
     @classmethod
     def of(cls, key: str, tag: Mapping[str, Any], side: Mapping[str, Any] | None) -> Self:
-        """The row of a TransferQueue key `{uid}_{session}_{index}`; `side` is None for a row of another agent loop.
-
-        Raises ValueError for a key of another form.
-        """
+        """The row of a TransferQueue key `{uid}_{session}_{index}`; `side` is None for a row of another agent loop."""
         group, sample, index = _split(key)
         if tag.get("is_padding"):  # its side information is a copy of another row's
             return cls(group, sample, index, padding=True, trusted=False)
@@ -127,7 +124,7 @@ def chains(rows: Sequence[Row]) -> dict[str, list[int]]:
 
 
 def _split(key: str) -> tuple[str, str, int]:
-    group, session, index = [*key.rsplit("_", 2), "", ""][:3]
-    if not session or not index.isdecimal():
-        raise ValueError(f"key {key!r}: a trajectory's key in TransferQueue is {{uid}}_{{session}}_{{index}}")
-    return group, f"{group}_{session}", int(index)
+    """Group, sample and number of the chain; a key of another form is a sample and a group of its own."""
+    sample, _, index = key.rpartition("_")
+    group, _, session = sample.rpartition("_")
+    return (group, sample, int(index)) if group and session and index.isdecimal() else (key, key, 0)
