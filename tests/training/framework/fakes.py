@@ -12,13 +12,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import httpx
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer as _Tokenizer
 
 from uni_agent.errors import ContextLengthError, SandboxError
 from uni_agent.training.framework import RunnerResult, RunnerSession
 from uni_agent.training.framework.worker import FrameworkWorker
 from uni_agent.types import ExitReason
 
+TOKENIZERS: Any = _Tokenizer
 HERE = "tests.training.framework.fakes"
 
 
@@ -37,15 +38,15 @@ class EchoClient:
     async def generate(
         self, request_id: str, *, prompt_ids: list[int], sampling_params: dict[str, Any], image_data: Any = None
     ) -> Any:
-        tokenizer = Tokenizer.from_file(f"{self.folder}/tokenizer.json")
-        prompt = tokenizer.decode(prompt_ids, skip_special_tokens=False)
+        tokenizer: Any = TOKENIZERS.from_file(f"{self.folder}/tokenizer.json")
+        prompt: str = tokenizer.decode(prompt_ids, skip_special_tokens=False)
         note(self.log, json.dumps({"request": request_id, **sampling_params}) + "\n")
         told = prompt.rpartition("<|im_start|>user\n")[2].partition("<|im_end|>")[0]
         if "boom" in told:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         if "slow" in told:
             await asyncio.sleep(3)
-        ids = [*tokenizer.encode(self.answer(told)).ids, tokenizer.token_to_id("<|im_end|>")]
+        ids: list[int] = [*tokenizer.encode(self.answer(told)).ids, tokenizer.token_to_id("<|im_end|>")]
         ids = ids[: sampling_params["max_tokens"]]
         step = 7 + self.seen.get(request_id, 0) % 2
         self.seen[request_id] = self.seen.get(request_id, 0) + 1
@@ -85,7 +86,8 @@ async def said(session: RunnerSession, *texts: str, **body: Any) -> list[str]:
                 messages.append({"role": "user", "content": text})
             url = f"{session.openai_base_url}/chat/completions"
             answer = await client.post(url, json={"model": session.model, "messages": messages, **body})
-            answer.raise_for_status()
+            if answer.status_code != 200:
+                raise OSError(answer.text)
             message = answer.json()["choices"][0]["message"]
             messages.append({"role": "assistant", "content": message["content"]})
             answers.append(message["content"])

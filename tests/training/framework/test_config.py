@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 
 from tests.training.framework import fakes
-from uni_agent.errors import ConfigError, UniAgentError
+from uni_agent.errors import ConfigError, RewardError, UniAgentError
+from uni_agent.optional import load
 from uni_agent.training.config import FailureConfig
 from uni_agent.training.framework import AgentFrameworkRolloutAdapter, RunnerResult
 from uni_agent.training.framework.config import read_settings
 from uni_agent.training.framework.dispatch import load_runner
 from uni_agent.training.framework.policy import FailurePolicy, Tries, fate_of
+from uni_agent.training.framework.scoring import Scorer
 from uni_agent.training.framework.worker import FrameworkWorker, worker_class
 from uni_agent.types import ExitReason
 
@@ -37,7 +39,7 @@ def verl(framework: dict[str, Any] | None = None, run: dict[str, Any] | None = N
 
 def test_everything_is_read_under_the_names_that_uni_agent_and_verl_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UNI_AGENT_LOG_DIR", "/logs")
-    framework = {
+    framework: dict[str, Any] = {
         "gateway_count": 3,
         "mask_unfinished_episode": True,
         "use_reward_loop_worker": False,
@@ -224,10 +226,19 @@ def test_a_batch_of_the_v0_trainer_and_a_uid_that_verl_would_split_are_refused()
 
     with pytest.raises(ConfigError, match="use_v1"):
         read_batch(SimpleNamespace(non_tensor_batch={}))
-    from tensordict import NonTensorStack, TensorDict
-
+    tensordict: Any = load("tensordict", extra="verl", needed_for="this test")
     with pytest.raises(ConfigError, match="uid"):
-        read_batch(TensorDict({"uid": NonTensorStack("a_b")}, batch_size=[1]))
+        read_batch(tensordict.TensorDict({"uid": tensordict.NonTensorStack("a_b")}, batch_size=[1]))
+
+
+def test_a_reward_that_is_no_number_is_an_error_and_an_old_clients_wrapping_is_undone() -> None:
+    scorer, row = Scorer([]), {"uid": "u", "global_steps": 1}
+    with pytest.raises(RewardError, match="runner gave a reward of nan"):
+        asyncio.run(scorer.score(RunnerResult(reward=float("nan")), None, [], row))
+    score = asyncio.run(scorer.score(RunnerResult(), {"reward_info": {"reward": 0.5, "acc": 1}}, [], row))
+    assert (score.value, score.source, score.info["acc"], score.trusted) == (0.5, "session", 1, True)
+    none = asyncio.run(scorer.score(RunnerResult(info={"a": 1}), {}, [], row))
+    assert (none.value, none.source, none.trusted) == (0.0, "none", False)
 
 
 def test_a_runner_that_runs_past_its_deadline_is_an_agent_error() -> None:

@@ -447,6 +447,8 @@ def test_a_masked_row_stands_for_what_stays_broken_and_is_never_a_zero(masking: 
     statuses, records = masking.rollouts("silent", "say x boom", __rollout_n__=[1])
     assert statuses == ["finished"] and len(records[0]["responses"]) == 1 and records[0]["response_mask"] == [0]
     assert side(records[0])["exit_class"] == "infrastructure" and not side(records[0])["trusted"]
+    with pytest.raises(UniAgentError, match="illegal memory access"):
+        masking.adapter.check()
     statuses, records = masking.rollouts("lost", "say x", partition="val", __rollout_n__=[2])
     assert [record["session_id"] for record in records] == [0], "a masked row would be a 0 in validation"
 
@@ -512,11 +514,14 @@ def test_a_runner_past_its_deadline_is_cancelled_and_cleans_up(pipelined: Bench,
 
 
 def test_what_a_shutdown_gives_up_is_cancelled_and_marked(pipelined: Bench, marks: Path) -> None:
+    pipelined.asked()
     uids = pipelined.submit("hang", "say x")
     deadline = time.monotonic() + 30
-    while pipelined.status(uids[0]) != "running" or not pipelined.asked():
+    while len(pipelined.calls.read_text().splitlines()) < 2:
         assert time.monotonic() < deadline
         time.sleep(0.05)
+    time.sleep(1)  # until the answers have come
+    assert pipelined.status(uids[0]) == "running"
     pipelined.adapter.shutdown()
     assert pipelined.settled(uids, seconds=1) == ["failure"]
     assert sorted((marks / "hang").read_text().split("\n")) == ["", "cancelled 0", "cancelled 1"]

@@ -32,8 +32,6 @@ class AgentFrameworkRolloutAdapter:
         self.worker = worker
         self.urls = list(urls)
         self._ray: Any = load("ray", extra="verl", needed_for="rollouts behind the gateway")
-        self._open: dict[str, str] = {}
-        self._lock = threading.Lock()
         self._dead = ""
         self._stop = threading.Event()
         self._watch = threading.Thread(target=self._watched, name="gateway rollouts", daemon=True)
@@ -59,7 +57,7 @@ class AgentFrameworkRolloutAdapter:
                 "distillation: the gateway's rollouts have no teacher; turn it off, or leave "
                 "actor_rollout_ref.rollout.agent.agent_loop_manager_class unset"
             )
-        transfer = config.get("transfer_queue") or {}
+        transfer: Any = config.get("transfer_queue") or {}
         if not transfer.get("enable", True):
             raise ConfigError(
                 "transfer_queue.enable: the gateway's rollouts need verl's v1 trainer (trainer.use_v1=true)"
@@ -86,8 +84,6 @@ class AgentFrameworkRolloutAdapter:
         from uni_agent.training.framework.rows import read_batch
 
         batch = read_batch(prompts)
-        with self._lock:
-            self._open.update({row["uid"]: "val" if batch.validate else "train" for row in batch.rows})
         self._raise(self._call("submit", batch.rows, batch.validate))
 
     def check(self) -> None:
@@ -149,12 +145,11 @@ class AgentFrameworkRolloutAdapter:
         self._dead = str(error).strip() or type(error).__name__
         _log.error("the worker of the gateway's rollouts died: %s", self._dead)
         queue: Any = load("transfer_queue", extra="verl", needed_for="rollouts behind the gateway")
-        with self._lock:
-            mine = dict(self._open)
-        for partition, items in (queue.kv_list() or {}).items():
+        # All prompts of this queue are this worker's: a trainer has one manager.
+        found: dict[str, dict[str, Any]] = queue.kv_list() or {}
+        for partition, items in found.items():
             for key, tag in items.items():
-                waits = tag.get("is_prompt") and tag.get("status") in ("pending", "running")
-                if waits and mine.get(key) == partition:
+                if tag.get("is_prompt") and tag.get("status") in ("pending", "running"):
                     queue.kv_put(key=key, partition_id=partition, tag={"status": "failure"})
 
 

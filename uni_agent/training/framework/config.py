@@ -106,7 +106,7 @@ def read_settings(config: Any) -> FrameworkSettings:
     Raises ConfigError that names the key: unknown ones come with what was probably meant.
     """
     plain = _plain(config)
-    rollout = _at(plain, "actor_rollout_ref.rollout") or {}
+    rollout: dict[str, Any] = _at(plain, "actor_rollout_ref.rollout") or {}
     run: dict[str, Any] = _at(plain, f"{CUSTOM}.uni_agent") or {}
     train = from_data(TrainConfig, run["train"], f"{CUSTOM}.uni_agent.train") if run.get("train") else None
     framework = _framework(plain, train)
@@ -199,8 +199,8 @@ def _model_path(plain: Mapping[str, Any]) -> str:
 
 
 def _plain(config: Any) -> dict[str, Any]:
-    if isinstance(config, Mapping) and not hasattr(config, "_metadata"):
-        return dict(cast("Mapping[str, Any]", config))
+    if isinstance(config, dict):
+        return cast("dict[str, Any]", config)
     from omegaconf import OmegaConf
 
     return cast("dict[str, Any]", OmegaConf.to_container(config, resolve=True))

@@ -6,7 +6,7 @@ import asyncio
 import inspect
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -18,6 +18,7 @@ from uni_agent.training.framework.config import RunnerConfig
 from uni_agent.training.framework.session import RunnerResult, RunnerSession
 
 _CANCEL_SECONDS = 30.0
+_TURN_SECONDS = 0.5
 
 
 def load_runner(fqn: str) -> Callable[..., Any]:
@@ -74,10 +75,24 @@ _KINDS: dict[str, type[UniAgentError]] = {
 def _work(fqn: str, kwargs: Mapping[str, Any], session: RunnerSession) -> RunnerResult | Fault:
     """The body of a task. Ray's cancellation interrupts `asyncio.run`, which cancels the runner: it can clean up."""
     try:
-        return asyncio.run(call_runner(fqn, kwargs, session))
+        return asyncio.run(_awake(call_runner(fqn, kwargs, session)))
     except UniAgentError as error:
         kind = next((name for name, cls in _KINDS.items() if isinstance(error, cls)), "AgentError")
         return Fault(kind, str(error), traceback.format_exc())
+
+
+async def _awake(work: Coroutine[Any, Any, RunnerResult]) -> RunnerResult:
+    """Await `work` while the event loop turns: Ray's interruption sends no signal that would wake a loop that waits."""
+
+    async def turn() -> None:
+        while True:  # noqa: ASYNC110 - time is all that is waited for
+            await asyncio.sleep(_TURN_SECONDS)
+
+    turning = asyncio.create_task(turn())
+    try:
+        return await work
+    finally:
+        turning.cancel()
 
 
 @cache

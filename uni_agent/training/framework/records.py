@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from uni_agent.errors import ModelError
 from uni_agent.tokens.base import Renderer
@@ -108,6 +109,9 @@ def _check_columns(fields: dict[str, Any], settings: FrameworkSettings, name: st
 def _side(scored: Scored, chain: int, t: Trajectory, row: Mapping[str, Any], renderer: Renderer) -> dict[str, Any]:
     from uni_agent.tokens.segments import turn_segments
 
+    def parted(ids: list[int]) -> list[tuple[str, int, int]]:
+        return list(turn_segments(renderer, ids, t.tools))
+
     turns = trained_turns(t)
     here = {turn for turn, _, _ in turns}
     reason = scored.result.exit_reason
@@ -119,7 +123,7 @@ def _side(scored: Scored, chain: int, t: Trajectory, row: Mapping[str, Any], ren
         "task_id": task_id(row),
         "attempts": scored.attempts,
         "turns": [list(turn) for turn in turns],
-        "segments": segments(t, turns, lambda ids: list(turn_segments(renderer, ids, t.tools))),
+        "segments": segments(t, turns, parted),
         "turn_scores": [[turn, float(score)] for turn, score in scored.result.turn_scores if turn in here],
         "weight_spans": [[span.version, span.start, span.end] for span in t.weight_spans],
         "chain": chain,
@@ -131,17 +135,15 @@ def _side(scored: Scored, chain: int, t: Trajectory, row: Mapping[str, Any], ren
 
 def task_id(row: Mapping[str, Any]) -> str:
     """The task's id where the row carries a task, or else the row's index as text."""
-    import json
-
-    info: Any = row.get("extra_info")
-    text: Any = info.get("task") if isinstance(info, Mapping) else None  # pyright: ignore[reportUnknownMemberType]
+    extra: Any = row.get("extra_info")
+    info: Mapping[str, Any] = cast("Mapping[str, Any]", extra) if isinstance(extra, Mapping) else {}
+    text = info.get("task")
     if isinstance(text, str):
         try:
             return str(json.loads(text)["id"])
         except (ValueError, KeyError, TypeError):
             pass
-    found: Any = info.get("index") if isinstance(info, Mapping) else None  # pyright: ignore[reportUnknownMemberType]
-    return str(row.get("index", found) if found is None else found)
+    return str(info.get("index", row.get("index")))
 
 
 def stand_in(session_id: str, row: Mapping[str, Any], settings: FrameworkSettings, renderer: Renderer) -> Trajectory:

@@ -41,11 +41,11 @@ def _value(column: Any, index: int) -> Any:
     torch = load("torch", extra="verl", needed_for="verl's batches")
     tensordict = load("tensordict", extra="verl", needed_for="verl's batches")
     if isinstance(column, torch.Tensor):
-        return cast(Any, column)[index]
+        return column[index]
     if isinstance(column, tensordict.NonTensorStack):
-        return cast(Any, column)[index].data
+        return column[index].data
     if isinstance(column, tensordict.NonTensorData):
-        return cast(Any, column).data
+        return column.data
     if isinstance(column, list | tuple):
         return cast("list[Any]", column)[index]
     return column

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections.abc import Mapping, Sequence
@@ -54,9 +55,9 @@ class Scorer:
         told = unwrapped(posted or {})
         info = {**told, **result.info}
         if result.reward is not None:
-            return Score(result.reward, info, "runner")
+            return Score(_finite(result.reward, "the runner"), info, "runner")
         if (value := reward_of(told)) is not None:
-            return Score(value, info, "session")
+            return Score(_finite(value, "the session"), info, "session")
         if self.workers:
             return await self._asked(trajectories, row, info)
         _log.warning(
@@ -67,20 +68,28 @@ class Scorer:
         return Score(0.0, info, "none", trusted=False)
 
     async def _asked(self, trajectories: Sequence[Trajectory], row: Mapping[str, Any], info: dict[str, Any]) -> Score:
-        data, started = reward_request(trajectories, row), time.monotonic()
+        started = time.monotonic()
+        data = await asyncio.to_thread(reward_request, trajectories, row)  # the first one imports verl, for seconds
         for attempt in range(self.retries + 1):
             worker = random.choice(self.workers)  # noqa: S311 - spreads load
             try:
                 async with asyncio.timeout(_WORKER_SECONDS):
                     answer = await worker.compute_score.remote(data)
                 extra: dict[str, Any] = dict(answer.get("reward_extra_info") or {})
-                seconds = time.monotonic() - started
-                return Score(float(answer["reward_score"]), {**info, **extra}, "reward worker", seconds=seconds)
+                value = _finite(float(answer["reward_score"]), "verl's reward worker")
+                return Score(value, {**info, **extra}, "reward worker", seconds=time.monotonic() - started)
             except Exception as error:  # a user's reward function, in another process
                 if attempt == self.retries:
                     raise RewardError(f"verl's reward worker failed: {type(error).__name__}: {error}") from error
                 _log.warning("verl's reward worker failed, asking again: %s", error)
         raise AssertionError("unreachable")
+
+
+def _finite(value: float, source: str) -> float:
+    """`value`. Raises RewardError for NaN and infinity, which would spoil the whole group."""
+    if not math.isfinite(value):
+        raise RewardError(f"{source} gave a reward of {value}")
+    return value
 
 
 def unwrapped(posted: Mapping[str, Any]) -> Mapping[str, Any]:
