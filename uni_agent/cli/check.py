@@ -57,12 +57,32 @@ def _findings(loaded: Loaded[PipelineConfig], *, online: bool) -> list[Finding]:
     from uni_agent.runtime.preflight import preflight
 
     findings = preflight(loaded.config).findings
+    if loaded.config.train is not None:
+        findings.append(_trainable(loaded.config))
     told = "\n".join(finding.problem for finding in findings)
     findings += [finding for name, finding in _variables(loaded) if name not in told]
     # A model or sandbox that cannot even be built would only fail a second time.
     if online and not any(finding.problem for finding in findings):
         findings += asyncio.run(_probed(loaded.config))
     return findings
+
+
+def _trainable(config: PipelineConfig) -> Finding:
+    """Whether verl is there and takes the configuration that the `train:` block comes to."""
+    import tempfile
+    from pathlib import Path
+
+    from uni_agent.cli.train import check_training
+    from uni_agent.runtime.preflight import Finding
+
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            command = check_training(config, Path(folder))
+            command.write()
+            command.resolved()
+    except ConfigError as error:
+        return Finding("train", str(error))
+    return Finding("train")
 
 
 def _variables(loaded: Loaded[PipelineConfig]) -> Iterator[tuple[str, Finding]]:

@@ -65,7 +65,7 @@ async def train(
         with make_step_board(
             kind, total=config.train.steps, name=f"{config.name} · {run_dir}", stream=sys.stderr
         ) as board:
-            run = TrainingRun(command, Path(command.environment["VERL_FILE_LOGGER_PATH"]), store, board)
+            run = TrainingRun(command, store, board, resumed=resume)
             code, interrupted = await _until_interrupted(run)
         state = "interrupted" if interrupted else "done" if code == 0 else "failed"
     finally:

@@ -81,6 +81,11 @@ class VerlCommand:
     environment: dict[str, str] = field(default_factory=dict[str, str])
 
     @property
+    def metrics(self) -> Path:
+        """The file of verl's own logger, one line a step."""
+        return Path(self.environment["VERL_FILE_LOGGER_PATH"])
+
+    @property
     def argv(self) -> list[str]:
         """The command line."""
         return [

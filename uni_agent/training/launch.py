@@ -32,12 +32,12 @@ class StepBoard(Protocol):
 
 @dataclass(slots=True)
 class TrainingRun:
-    """One run of the trainer, from its start to its end. `metrics` is the file of verl's own logger."""
+    """One run of the trainer, from its start to its end. With `resumed` it goes on with what is in the run's folder."""
 
     command: VerlCommand
-    metrics: Path
     store: RunStore
     board: StepBoard
+    resumed: bool = False
     _collector: JournalCollector | None = None
     _shown: StepTail | None = None
 
@@ -49,8 +49,12 @@ class TrainingRun:
         """
         folders = self.command.folders
         folders.journal.mkdir(parents=True, exist_ok=True)
-        self._collector = JournalCollector(folders.journal, self.store, steps=StepTail(self.metrics))
-        self._shown = StepTail(self.metrics)
+        # A file for each start: those of before may hold lines that nobody read before the run was cut off.
+        files = sorted({*folders.verl.glob("metrics-*.jsonl"), self.command.metrics})
+        self._collector = JournalCollector(folders.journal, self.store, [StepTail(file) for file in files])
+        if self.resumed:
+            await asyncio.to_thread(self._collector.rewind, saved_step(folders.checkpoints))
+        self._shown = StepTail(self.command.metrics)
         process = self._start(folders.log)
         try:
             while process.poll() is None:
@@ -124,6 +128,13 @@ def last_words(log: Path) -> str:
         file.seek(max(0, file.tell() - _TAIL_BYTES))
         return file.read().decode("utf-8", "replace").strip()
     return ""
+
+
+def saved_step(checkpoints: Path) -> int:
+    """The step of verl's newest checkpoint, 0 without one: where a resumed run goes on."""
+    with contextlib.suppress(OSError, ValueError):
+        return int((checkpoints / "latest_checkpointed_iteration.txt").read_text(encoding="utf-8"))
+    return 0
 
 
 def latest_policy(checkpoints: Path) -> Path | None:
