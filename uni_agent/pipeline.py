@@ -83,6 +83,11 @@ class PipelineConfig(Config):
                 "model.sampling: repetition_penalty and min_p change what is sampled and not what the trainer "
                 "computes; leave them out to train"
             )
+        if (self.train.samples_per_task or self.run.samples_per_task) < 2:
+            raise ValueError(
+                "train.samples_per_task: a group of one has nothing to be better than, so nothing is learned; "
+                "give at least 2"
+            )
         if self.model.overrides:
             raise ValueError("model.overrides: is for an evaluation; move its keys to train.overrides")
         return self

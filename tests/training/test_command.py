@@ -147,5 +147,5 @@ def test_a_value_in_place_of_a_table_is_named(tmp_path: Path) -> None:
 def test_what_verl_refuses_is_a_configuration_error(tmp_path: Path) -> None:
     made = command(tmp_path, overrides={"trainer.project_name": "${nowhere}"})
     made.write()
-    with pytest.raises(ConfigError, match="verl does not take this configuration.*nowhere"):
+    with pytest.raises(ConfigError, match=r"verl does not take this configuration.*nowhere"):
         resolved_config(made.folders.verl)

@@ -1,4 +1,4 @@
-"""verl's real trainer, started as its users start it: `uni-agent run`, Ray, FSDP2, TransferQueue, sandboxes on this host."""
+"""verl's real trainer, started as its users start it: `uni-agent run`, Ray, FSDP2, TransferQueue, host sandboxes."""
 
 from __future__ import annotations
 
@@ -79,14 +79,14 @@ def advantages_by_hand(rows: list[dict[str, Any]]) -> dict[str, float]:
             if not row["trusted"]:
                 found[row["key"]] = 0.0
             elif len(scores) == 1:
-                found[row["key"]] = row["score"]  # as verl: no mean is taken of one
+                found[row["key"]] = 0.0  # nothing to be better than
             else:
                 found[row["key"]] = (row["score"] - mean(scores)) / (stdev(scores) + 1e-6)
     return found
 
 
 def test_two_steps_then_two_more_from_the_checkpoint(tmp_path: Path) -> None:
-    """Rollouts and metrics are in the store, the weights change, the policy is served, and a resume counts no step twice."""
+    """Rollouts and metrics are stored, the weights change, the policy is served, and a resume counts no step twice."""
     validation = {"data": HELD_OUT, "every": 2, "group_by": "kind"}
     run_dir = run(tmp_path, validation=validation)
     assert_learned(run_dir)

@@ -207,4 +207,6 @@ class TrainConfig(Config):
         mini = self.mini_batch_tasks
         if mini is not None and self.tasks_per_step % mini:
             raise ValueError(f"mini_batch_tasks: {mini} does not divide tasks_per_step, {self.tasks_per_step}")
+        if self.mode == "fully_async" and self.credit != CreditConfig():
+            raise ValueError("credit: verl's fully_async trainer knows nothing of it; use another mode")
         return self

@@ -9,12 +9,15 @@ none, are trained as verl trains them.
 from __future__ import annotations
 
 import importlib
+import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from uni_agent.training.algorithms import ESTIMATORS
 from uni_agent.training.algorithms.context import AdvantageContext, Row, side_of, use
 from uni_agent.training.algorithms.metrics import Sides, batch_metrics
+from uni_agent.training.batches import GroupLog, spread_padding
 from uni_agent.training.config import CreditConfig
 
 PREFIX = "uni_agent_"
@@ -47,6 +50,10 @@ if TYPE_CHECKING:
 
         def __init__(self, config: Any) -> None: ...
 
+        actor_rollout_wg: Any
+
+        def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any: ...
+
         def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any: ...
 
         def _compute_metrics(
@@ -65,7 +72,18 @@ class UniAgentTrainer(_Trainer):
         # verl compares the mode with its own names, and finds the trainer's settings under it.
         config.trainer.v1.trainer_mode = self.plain_mode
         self._counts: dict[str, float] = {}
+        self._groups = _group_log(config)
         super().__init__(config)
+
+    def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        batch = super()._balance_batch(batch, metrics, *args, **kwargs)
+        padding = [bool(tag.get("is_padding")) for tag in batch.tags]
+        if any(padding):
+            actor = self.config.actor_rollout_ref
+            minis = len(padding) // (actor.actor.ppo_mini_batch_size * actor.rollout.n)
+            ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
+            batch.reorder(spread_padding(padding, ranks, max(1, minis)))
+        return batch
 
     def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any:
         if self.config.algorithm.adv_estimator not in ESTIMATORS:
@@ -79,7 +97,10 @@ class UniAgentTrainer(_Trainer):
             counts=self._counts,
         )
         with use(context):
-            return super()._compute_advantage(batch, metrics)
+            batch = super()._compute_advantage(batch, metrics)
+        if self._groups is not None:
+            self._groups.write(self.global_steps, _group_rows(batch, context.rows, sides))
+        return batch
 
     def _compute_metrics(
         self, batch: Any, metrics: dict[str, Any], timing_raw: Any, global_steps: int, epoch: int
@@ -97,6 +118,39 @@ class UniAgentTrainer(_Trainer):
                 counts=counts,
             )
         )
+
+
+def _group_log(config: Any) -> GroupLog | None:
+    """A file for each start of the trainer, in the run's folder; None for a run without one."""
+    conf: Any = importlib.import_module("omegaconf").OmegaConf
+    run_dir = conf.select(config, "actor_rollout_ref.rollout.custom.uni_agent.run_dir")
+    return None if run_dir is None else GroupLog(Path(run_dir) / "verl" / f"groups-{int(time.time())}.jsonl")
+
+
+def _group_rows(batch: Any, rows: Sequence[Row], sides: Sequence[Mapping[str, Any] | None]) -> list[dict[str, Any]]:
+    """What is written down of a batch's rows; padding is none of them."""
+    fields = _fetch(batch, ("advantages", "response_mask", "rm_scores"))
+    columns = [fields[name].unbind() for name in ("advantages", "response_mask", "rm_scores")]
+    found: list[dict[str, Any]] = []
+    for key, row, side, advantages, mask, scores in zip(batch.keys, rows, sides, *columns, strict=True):
+        if row.padding:
+            continue
+        trained = mask.nonzero()[:, 0].tolist()
+        found.append(
+            {
+                "key": key,
+                "uid": row.group,
+                "session": row.sample.rpartition("_")[2],
+                "chain": row.index,
+                "task_id": (side or {}).get("task_id", ""),
+                "exit_reason": (side or {}).get("exit_reason", ""),
+                "trusted": bool(trained) if row.trusted is None else row.trusted,
+                "score": float(scores.sum()),
+                "advantage": float(advantages[trained[0]]) if trained else 0.0,
+                "trained_tokens": len(trained),
+            }
+        )
+    return found
 
 
 def _fetch(batch: Any, fields: Sequence[str]) -> dict[str, Any]:

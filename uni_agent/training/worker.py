@@ -15,7 +15,8 @@ from uni_agent.engine.base import SamplingBackend, SamplingParams
 from uni_agent.errors import ConfigError
 from uni_agent.model.config import VerlModelConfig
 from uni_agent.runtime.rollout import Attempt, RolloutLog, RolloutParts
-from uni_agent.tokens.base import Renderer
+from uni_agent.tokens.base import Renderer, ToolSchema
+from uni_agent.tools.toolset import Toolset
 from uni_agent.training.config import TrainConfig
 from uni_agent.training.outcome import Outcome, numbers_of, stand_in, trajectories_of, verdict
 from uni_agent.training.samples import Sample
@@ -80,6 +81,8 @@ class RolloutWorker:
     budget: FailureBudget
     running: asyncio.Semaphore
     starting: asyncio.Semaphore
+    tools: tuple[ToolSchema, ...] = ()
+    """What the agents may call, where a task does not say otherwise."""
     failures: dict[str, int] = field(default_factory=dict[str, int])
     """Ending → how many rollouts it ended for good, in this process."""
 
@@ -96,6 +99,7 @@ class RolloutWorker:
             budget=FailureBudget(config.train.failures.budget),
             running=asyncio.Semaphore(max(1, config.run.concurrency // share)),
             starting=asyncio.Semaphore(max(1, config.run.start_concurrency // share)),
+            tools=tuple(Toolset([tool.build() for tool in config.tools]).schemas()),
         )
 
     def model(self, backend: SamplingBackend, sampling: SamplingParams) -> AgentChatModel:
@@ -116,12 +120,12 @@ class RolloutWorker:
         """Thoughts, actions and other text of one sampled turn."""
         from uni_agent.tokens.segments import turn_segments
 
-        return list(turn_segments(self.renderer, ids))
+        return list(turn_segments(self.renderer, ids, self.tools))
 
     def stand_in(self, task: Task, record: RolloutRecord, session_id: str) -> Trajectory:
         """A row for a rollout of `task` that left nothing to train on."""
         try:
-            prompt = self.renderer.initial(self.config.for_task(task).agent.messages(task), [])
+            prompt = self.renderer.initial(self.config.for_task(task).agent.messages(task), list(self.tools))
         except ValueError:  # a prompt that cannot be rendered: the row needs one all the same
             prompt = []
         filler = next(iter(self.renderer.stop_token_ids), 0)
