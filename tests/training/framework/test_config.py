@@ -220,6 +220,7 @@ def test_fates_follow_the_table_then_the_ending() -> None:
     assert fate_of(ExitReason.SANDBOX_ERROR, {}, masked=False) == "drop"
 
 
+@pytest.mark.slow
 def test_a_batch_of_the_v0_trainer_and_a_uid_that_verl_would_split_are_refused() -> None:
     pytest.importorskip("tensordict", reason="verl is not installed (extra: verl)")
     from uni_agent.training.framework.rows import read_batch
