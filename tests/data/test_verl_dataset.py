@@ -23,7 +23,7 @@ def load(name: str) -> Any:
 
 def dataset(files: list[str], cache: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Any:
     if importlib.util.find_spec("verl") is None:
-        pytest.skip("verl is not installed: pip install 'uni-agent[verl]'")
+        pytest.skip("verl is not installed: pip install 'uni-agent[train]'")
     monkeypatch.setattr(load("datasets").config, "HF_DATASETS_CACHE", str(cache))
     settings = {"max_prompt_length": 512, "filter_overlong_prompts": True, "filter_overlong_prompts_workers": None}
     config = load("omegaconf").OmegaConf.create({**settings, "return_raw_chat": True, **options})

@@ -218,7 +218,8 @@ def _open_store(args: argparse.Namespace, loaded: Loaded[PipelineConfig], tasks:
     if args.resume is not None:
         ignore = (*RESUMABLE, *TRAINING) if loaded.config.train is not None else RESUMABLE
         store = RunStore.resume(run_dir, config=loaded.data, digest=loaded.digest, ignore=ignore)
-        gone = store.task_ids - {task.id for task in tasks}
+        # A training run also holds the tasks of its validation, which may be exchanged.
+        gone = store.task_ids - {task.id for task in tasks} if loaded.config.train is None else set[str]()
         if gone:
             store.close("interrupted")
             raise ConfigError(

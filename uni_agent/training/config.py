@@ -72,8 +72,8 @@ class FailureConfig(Config):
     """`retry`: the same sample again · `replace`: another sample of the same prompt · `drop`: the group goes without ·
     `mask`: a row that trains nothing and counts in no statistics."""
     budget: int | None = Field(default=None, ge=0)
-    """Most retries or replacements of one worker in the whole run, after which failures are dropped; None: 4 for each
-    rollout that fails."""
+    """Most retries or replacements of one worker in the whole run, beyond `run.retries`, after which failures are
+    dropped; None: 4 for each rollout that fails."""
     per_rollout: int = Field(default=4, ge=0)
     """Most retries or replacements of one rollout."""
 

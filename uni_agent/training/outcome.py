@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from uni_agent.tokens.cache import Span
 from uni_agent.training.config import Fate, TrainConfig
+from uni_agent.training.failures import fate_of
 from uni_agent.trajectory.fit import fit
 from uni_agent.trajectory.trajectory import Trajectory
 from uni_agent.trajectory.verl import session_order
@@ -27,11 +28,9 @@ Verdict = Literal["train", "mask", "drop", "failed"]
 
 def verdict(reason: ExitReason, train: TrainConfig, interaction: InteractionConfig) -> Verdict:
     """What becomes of a rollout that ended by `reason`."""
-    if reason in train.exits and reason.trusted:
-        return train.exits[reason]
     if not reason.trusted:
         return "failed"
-    return "mask" if interaction.mask_abnormal_exit_traj and reason.abnormal else "train"
+    return fate_of(reason, train.exits, masked=interaction.mask_abnormal_exit_traj and reason.abnormal)
 
 
 @dataclass(frozen=True, slots=True)

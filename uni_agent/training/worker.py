@@ -17,7 +17,8 @@ from uni_agent.model.config import VerlModelConfig
 from uni_agent.runtime.rollout import Attempt, RolloutLog, RolloutParts
 from uni_agent.tokens.base import Renderer, ToolSchema
 from uni_agent.tools.toolset import Toolset
-from uni_agent.training.config import TrainConfig
+from uni_agent.training.config import Fate, TrainConfig
+from uni_agent.training.failures import FailurePolicy, Tries
 from uni_agent.training.outcome import Outcome, numbers_of, stand_in, trajectories_of, verdict
 from uni_agent.training.samples import Sample
 from uni_agent.trajectory.trajectory import Trajectory
@@ -52,22 +53,6 @@ class Recorder(Protocol):
 
 
 @dataclass(slots=True)
-class FailureBudget:
-    """How many rollouts may still be done again in place of failed ones; None: no limit for the whole run."""
-
-    left: int | None
-
-    def take(self) -> bool:
-        """Use one; False when none is left."""
-        if self.left is None:
-            return True
-        if self.left <= 0:
-            return False
-        self.left -= 1
-        return True
-
-
-@dataclass(slots=True)
 class RolloutWorker:
     """The parts that all rollouts of one pipeline share in this process.
 
@@ -78,13 +63,11 @@ class RolloutWorker:
     train: TrainConfig
     renderer: Renderer
     recorder: Recorder
-    budget: FailureBudget
+    failures: FailurePolicy
     running: asyncio.Semaphore
     starting: asyncio.Semaphore
     tools: tuple[ToolSchema, ...] = ()
     """What the agents may call, where a task does not say otherwise."""
-    failures: dict[str, int] = field(default_factory=dict[str, int])
-    """Ending → how many rollouts it ended for good, in this process."""
 
     @classmethod
     def build(cls, config: PipelineConfig, recorder: Recorder, *, share: int = 1) -> RolloutWorker:
@@ -96,7 +79,7 @@ class RolloutWorker:
             train=config.train,
             renderer=config.model.renderer.build(config.model.path),
             recorder=recorder,
-            budget=FailureBudget(config.train.failures.budget),
+            failures=FailurePolicy(config.train.failures, config.run.retries),
             running=asyncio.Semaphore(max(1, config.run.concurrency // share)),
             starting=asyncio.Semaphore(max(1, config.run.start_concurrency // share)),
             tools=tuple(Toolset([tool.build() for tool in config.tools]).schemas()),
@@ -150,43 +133,31 @@ class _Rollout:
     task: Task
     sample: Sample
     model: AgentChatModel
-    attempts: int = 0
-    again: int = 0
+    tries: Tries = field(default_factory=Tries)
 
     async def run(self) -> Outcome:
-        policy = self.worker.train.failures
-        number = 0
         while True:
-            attempt, record = await self._sampled(number)
+            attempt, record = await self._attempt()
+            self.tries.attempts += 1
             fate = verdict(record.exit_reason, self.worker.train, self.config.interaction)
             if fate != "failed":
                 return self._outcome(attempt, record, fate)
-            may = policy.on_infra_failure in ("retry", "replace") and self.again < policy.per_rollout
-            if not may or self.sample.phase == "validation" or not self.worker.budget.take():
-                return self._failed(attempt, record)
-            self.again += 1
-            number = self.again if policy.on_infra_failure == "replace" else 0
-            logger.warning("%s: %s; %s", self.sample.key(self.task.id), record.error, policy.on_infra_failure)
+            what = self.worker.failures.judge(self.tries, validate=self.sample.phase == "validation")
+            logger.warning("%s: %s: %s; %s", attempt.key, record.exit_reason, record.error, what)
+            if what in ("drop", "mask"):
+                return self._failed(attempt, record, what)
+            # Spread them out: whatever broke one sandbox has probably broken its neighbours at the same moment.
+            pause = min(_LONGEST_PAUSE, 0.5 * 2 ** (self.tries.attempts - 1))
+            await asyncio.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - jitter
 
-    async def _sampled(self, number: int) -> tuple[Attempt, RolloutRecord]:
-        """One sample with `run.retries`; `number` makes a replacement another sample, with a seed of its own."""
-        retries = self.config.run.retries
-        for tried in range(retries + 1):
-            attempt, record = await self._attempt(number)
-            if not record.exit_reason.retryable or tried == retries:
-                break
-            pause = min(_LONGEST_PAUSE, 0.5 * 2**tried) * random.uniform(0.5, 1.5)  # noqa: S311 - jitter
-            await asyncio.sleep(pause)
-        return attempt, record  # pyright: ignore[reportPossiblyUnboundVariable] - there is at least one try
-
-    async def _attempt(self, number: int) -> tuple[Attempt, RolloutRecord]:
-        key = self.sample.key(self.task.id)
-        log = self.worker.recorder.open_rollout(key, self.attempts, self.task, **self.sample.about())
+    async def _attempt(self) -> tuple[Attempt, RolloutRecord]:
+        key, number, replaced = self.sample.key(self.task.id), self.tries.attempts, self.tries.replaced
+        log = self.worker.recorder.open_rollout(key, number, self.task, **self.sample.about())
         parts = RolloutParts(self.model, self.worker.starting)
-        seeded = RolloutKey(f"{key.task_id}~{number}", key.sample) if number else key
-        attempt = Attempt(seeded, self.attempts, self.task, self.config, parts, log)
+        # A replacement is another sample: its draws follow from another name.
+        seeded = RolloutKey(f"{key.task_id}~{replaced}", key.sample) if replaced else key
+        attempt = Attempt(seeded, number, self.task, self.config, parts, log)
         attempt.masks = self._masked
-        self.attempts += 1
         try:
             record, caches = await attempt.run()
         except asyncio.CancelledError:
@@ -198,26 +169,24 @@ class _Rollout:
     def _masked(self, reason: ExitReason) -> bool:
         return verdict(reason, self.worker.train, self.config.interaction) != "train"
 
-    def _outcome(self, attempt: Attempt, record: RolloutRecord, fate: Literal["train", "mask", "drop"]) -> Outcome:
-        chains = getattr(attempt.session, "chains", ())
-        trajectories = (
-            trajectories_of(chains, record, session_id=str(attempt.key), train=self.worker.train, masked=fate == "mask")
-            if fate != "drop"
-            else ()
-        )
-        numbers = numbers_of(record, attempt.turns, attempts=self.attempts, replaced=self.again)
-        return Outcome(record, trajectories, True, fate, self.attempts, numbers)
+    def _outcome(self, attempt: Attempt, record: RolloutRecord, fate: Fate) -> Outcome:
+        found = () if fate == "drop" else self._trajectories(attempt, record, masked=fate == "mask")
+        return Outcome(record, found, True, fate, self.tries.attempts, self._numbers(attempt, record))
 
-    def _failed(self, attempt: Attempt, record: RolloutRecord) -> Outcome:
-        """Infrastructure ended it for good: the group goes without, or gets a row that trains nothing."""
-        counts = self.worker.failures
-        counts[record.exit_reason] = counts.get(record.exit_reason, 0) + 1
-        logger.error("%s is left out: %s: %s", attempt.key, record.exit_reason, record.error)
-        numbers = numbers_of(record, attempt.turns, attempts=self.attempts, replaced=self.again)
-        if self.worker.train.failures.on_infra_failure != "mask" or self.sample.phase == "validation":
-            return Outcome(record, (), False, "drop", self.attempts, numbers)
-        row = self.worker.stand_in(self.task, record, str(attempt.key))
-        return Outcome(record, (row,), False, "mask", self.attempts, numbers)
+    def _failed(self, attempt: Attempt, record: RolloutRecord, fate: Literal["drop", "mask"]) -> Outcome:
+        """Infrastructure ended it for good: the group goes without, or gets rows that train nothing."""
+        found: tuple[Trajectory, ...] = ()
+        if fate == "mask":
+            stand_in = self.worker.stand_in(self.task, record, str(attempt.key))
+            found = self._trajectories(attempt, record, masked=True) or (stand_in,)
+        return Outcome(record, found, False, fate, self.tries.attempts, self._numbers(attempt, record))
+
+    def _trajectories(self, attempt: Attempt, record: RolloutRecord, *, masked: bool) -> tuple[Trajectory, ...]:
+        chains = getattr(attempt.session, "chains", ())
+        return trajectories_of(chains, record, session_id=str(attempt.key), train=self.worker.train, masked=masked)
+
+    def _numbers(self, attempt: Attempt, record: RolloutRecord) -> dict[str, float]:
+        return numbers_of(record, attempt.turns, attempts=self.tries.attempts, replaced=self.tries.replaced)
 
 
 _WORKERS: dict[str, RolloutWorker] = {}

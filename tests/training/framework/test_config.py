@@ -14,10 +14,10 @@ from tests.training.framework import fakes
 from uni_agent.errors import ConfigError, RewardError, UniAgentError
 from uni_agent.optional import load
 from uni_agent.training.config import FailureConfig
+from uni_agent.training.failures import FailurePolicy, Tries, fate_of
 from uni_agent.training.framework import AgentFrameworkRolloutAdapter, RunnerResult
 from uni_agent.training.framework.config import read_settings
 from uni_agent.training.framework.dispatch import load_runner
-from uni_agent.training.framework.policy import FailurePolicy, Tries, fate_of
 from uni_agent.training.framework.scoring import Scorer
 from uni_agent.training.framework.worker import FrameworkWorker, worker_class
 from uni_agent.types import ExitReason
@@ -227,7 +227,7 @@ def test_a_batch_of_the_v0_trainer_and_a_uid_that_verl_would_split_are_refused()
 
     with pytest.raises(ConfigError, match="use_v1"):
         read_batch(SimpleNamespace(non_tensor_batch={}))
-    tensordict: Any = load("tensordict", extra="verl", needed_for="this test")
+    tensordict: Any = load("tensordict", extra="train", needed_for="this test")
     with pytest.raises(ConfigError, match="uid"):
         read_batch(tensordict.TensorDict({"uid": tensordict.NonTensorStack("a_b")}, batch_size=[1]))
 

@@ -33,9 +33,9 @@ Row = dict[str, Any]
 def cluster() -> Generator[Any]:
     """Ray and TransferQueue with one storage unit."""
     os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_TOKEN=secrets.token_hex(32))
-    ray = load("ray", extra="verl", needed_for="these tests")
-    queue = load("transfer_queue", extra="verl", needed_for="these tests")
-    conf = load("omegaconf", extra="verl", needed_for="these tests").OmegaConf
+    ray = load("ray", extra="train", needed_for="these tests")
+    queue = load("transfer_queue", extra="train", needed_for="these tests")
+    conf = load("omegaconf", extra="train", needed_for="these tests").OmegaConf
     ray.init(
         address="local",
         num_cpus=8,
@@ -99,7 +99,7 @@ class Bench:
         }
         client = EchoClient(str(folder), str(self.calls))
         self.adapter = AgentFrameworkRolloutAdapter.create(
-            config=load("omegaconf", extra="verl", needed_for="these tests").OmegaConf.create(self.config),
+            config=load("omegaconf", extra="train", needed_for="these tests").OmegaConf.create(self.config),
             llm_client=client,
             teacher_client=None,
             reward_loop_worker_handles=options.get("reward_workers"),
@@ -107,8 +107,8 @@ class Bench:
 
     def submit(self, agent: str, *told: str, validate: bool = False, **columns: Sequence[Any]) -> list[str]:
         """What verl's trainer does with a batch: put the prompts to pending, then hand them over."""
-        utils = load("verl.utils.tensordict_utils", extra="verl", needed_for="these tests")
-        np = load("numpy", extra="verl", needed_for="these tests")
+        utils = load("verl.utils.tensordict_utils", extra="train", needed_for="these tests")
+        np = load("numpy", extra="train", needed_for="these tests")
         uids = [str(uuid.uuid4()) for _ in told]
         prompts = [[{"role": "user", "content": text}] for text in told]
         data: dict[str, Any] = {
@@ -162,7 +162,7 @@ class Bench:
 
     def sample(self, size: int, partition: str = "train") -> tuple[list[str], list[Row], list[Row]]:
         """Keys, tags and fields of a batch, by verl's own reader; the queue is empty afterwards."""
-        module = load("verl.trainer.ppo.v1.replay_buffer", extra="verl", needed_for="these tests")
+        module = load("verl.trainer.ppo.v1.replay_buffer", extra="train", needed_for="these tests")
         buffer = module.ReplayBuffer("sync", None, None, "drop", {}, poll_interval=0.05)
         meta, _ = buffer.sample(global_steps=STEP, partition_id=partition, batch_size=size)
         order = sorted(range(len(meta.keys)), key=lambda i: meta.keys[i])
@@ -265,7 +265,7 @@ def bench(made: Callable[..., Bench], marks: Path) -> Bench:
 @pytest.fixture(scope="module")
 def masking(made: Callable[..., Bench]) -> Bench:
     """Masks what infrastructure ends; verl's reward worker scores what nobody else did."""
-    ray = load("ray", extra="verl", needed_for="these tests")
+    ray = load("ray", extra="train", needed_for="these tests")
     return made(
         runners={"lost": {"runner_fqn": f"{HERE}.broken", "runner_kwargs": {"sessions": [1]}}, "silent": {}},
         failures={"on_infra_failure": "mask"},
@@ -282,7 +282,7 @@ def test_what_verls_reader_finds_of_a_batch_of_two_prompts(bench: Bench) -> None
     uids = one.submit("talk", "say first", "say second")
     keys, tags, records = one.sample(2)
     assert keys == sorted(f"{uid}_{session}_0" for uid in uids for session in (0, 1))
-    tokenizer = load("tokenizers", extra="verl", needed_for="these tests").Tokenizer.from_file(
+    tokenizer = load("tokenizers", extra="train", needed_for="these tests").Tokenizer.from_file(
         str(one.folder / "tokenizer.json")
     )
     for key, tag, record in zip(keys, tags, records, strict=True):
@@ -536,7 +536,7 @@ def test_a_queue_that_takes_no_records_still_learns_how_prompts_ended_even_from_
     assert statuses == ["failure"] and not records
     with pytest.raises(UniAgentError, match="the storage unit is gone"):
         one.adapter.check()
-    ray = load("ray", extra="verl", needed_for="these tests")
+    ray = load("ray", extra="train", needed_for="these tests")
     uids = one.submit("talk", "slow say x", "slow say y")
     ray.kill(one.adapter.worker)
     assert one.settled(uids, seconds=30) == ["failure", "failure"]

@@ -81,7 +81,7 @@ def register() -> None:
     Cheap: it imports the platform, and puts off the rest until verl imports what it belongs to. Raises
     MissingExtraError without verl.
     """
-    wrapt: Any = load("wrapt", extra="verl", needed_for="training with verl")
+    wrapt: Any = load("wrapt", extra="train", needed_for="training with verl")
     from uni_agent.training.cpu.platform import register as register_platform
 
     register_platform()
@@ -97,7 +97,7 @@ def registered(*, check: bool = True) -> dict[str, bool]:
     With `check`, raises ConfigError that names what is missing and the cure: what verl's plugin loading does with a
     broken entry point is silence.
     """
-    platform: Any = load("verl.plugin.platform", extra="verl", needed_for="training with verl")
+    platform: Any = load("verl.plugin.platform", extra="train", needed_for="training with verl")
     found = {"platform cpu": platform.PlatformRegistry.get("cpu") is not None}
     for name, part in _PARTS.items():
         module = sys.modules.get(part.module) or importlib.import_module(part.module)

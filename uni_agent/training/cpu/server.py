@@ -8,7 +8,6 @@ here needs Ray: `replica.py` makes an actor of it.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import count
@@ -87,7 +86,7 @@ class RolloutServer:
         """Load the model. Raises ConfigError when that cannot be."""
         # verl takes seconds to import: not while the first request waits for its answer.
         self._replica = await asyncio.to_thread(
-            load, "verl.workers.rollout.replica", extra="verl", needed_for="the rollout server"
+            load, "verl.workers.rollout.replica", extra="train", needed_for="the rollout server"
         )
         await self._engine.start()
         await self._name_weights(None)
@@ -137,7 +136,7 @@ class RolloutServer:
             min_p=_number(asked, "min_p", 0.0),
             repetition_penalty=_number(asked, "repetition_penalty", self._config.repetition_penalty),
             max_tokens=self._limit(prompt, asked),
-            seed=None if seed is None else turn_seed(int(seed), len(prompt)),
+            seed=None if seed is None else int(seed),
             stop_token_ids=stop or _NO_STOP,
         )
         foreign = sorted(key for key, value in asked.items() if value not in _NEUTRAL.get(key, ()))
@@ -247,16 +246,6 @@ class RolloutServer:
 
     async def stop_profile(self) -> None:
         """No profiler."""
-
-
-def turn_seed(seed: int, prompt_length: int) -> int:
-    """The seed of one continuation.
-
-    An interrupted turn is sent again with its seed and a longer prompt, and a conversation may name one seed for all
-    its turns: the same draws again would repeat what they had led to.
-    """
-    digest = hashlib.sha256(f"{seed} {prompt_length}".encode()).digest()
-    return int.from_bytes(digest[:8], "big") >> 1
 
 
 def _number(asked: dict[str, Any], key: str, default: float) -> float:

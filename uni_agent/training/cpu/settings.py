@@ -25,6 +25,7 @@ def environment() -> dict[str, str]:
         "HF_HUB_OFFLINE": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_DISABLE_DOCKER_CPU_WARNING": "1",
+        "TQ_NUM_THREADS": "1",  # TransferQueue's default of 8 makes it warn at every call on a small machine
     }
 
 

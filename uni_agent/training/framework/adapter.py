@@ -31,7 +31,7 @@ class AgentFrameworkRolloutAdapter:
         self.settings = settings
         self.worker = worker
         self.urls = list(urls)
-        self._ray: Any = load("ray", extra="verl", needed_for="rollouts behind the gateway")
+        self._ray: Any = load("ray", extra="train", needed_for="rollouts behind the gateway")
         self._dead = ""
         self._stop = threading.Event()
         self._watch = threading.Thread(target=self._watched, name="gateway rollouts", daemon=True)
@@ -63,7 +63,7 @@ class AgentFrameworkRolloutAdapter:
                 "transfer_queue.enable: the gateway's rollouts need verl's v1 trainer (trainer.use_v1=true)"
             )
         settings = read_settings(config)
-        ray: Any = load("ray", extra="verl", needed_for="rollouts behind the gateway")
+        ray: Any = load("ray", extra="train", needed_for="rollouts behind the gateway")
         worker = _actor(ray, settings).remote(settings, llm_client, list(reward_loop_worker_handles or ()))
         try:
             urls = ray.get(worker.start.remote(), timeout=_START_SECONDS)
@@ -144,7 +144,7 @@ class AgentFrameworkRolloutAdapter:
     def _died(self, error: Exception) -> None:
         self._dead = str(error).strip() or type(error).__name__
         _log.error("the worker of the gateway's rollouts died: %s", self._dead)
-        queue: Any = load("transfer_queue", extra="verl", needed_for="rollouts behind the gateway")
+        queue: Any = load("transfer_queue", extra="train", needed_for="rollouts behind the gateway")
         # All prompts of this queue are this worker's: a trainer has one manager.
         found: dict[str, dict[str, Any]] = queue.kv_list() or {}
         for partition, items in found.items():

@@ -97,13 +97,13 @@ async def _awake(work: Coroutine[Any, Any, RunnerResult]) -> RunnerResult:
 
 @cache
 def _remote() -> Any:
-    ray = load("ray", extra="verl", needed_for="dispatch_mode: ray_task")
+    ray = load("ray", extra="train", needed_for="dispatch_mode: ray_task")
     # A runner that crashed must not be run again on the same session: its turns are there already.
     return ray.remote(num_cpus=0, max_retries=0)(_work)
 
 
 async def _in_task(fqn: str, kwargs: Mapping[str, Any], session: RunnerSession) -> RunnerResult:
-    ray = load("ray", extra="verl", needed_for="dispatch_mode: ray_task")
+    ray = load("ray", extra="train", needed_for="dispatch_mode: ray_task")
     ref = _remote().remote(fqn, dict(kwargs), session)
     try:
         answer = await asyncio.shield(_settled(ref))

@@ -61,9 +61,9 @@ def model_folder(path: str) -> Path:
     if Path(path).is_dir():
         return Path(path)
     if "://" in path:
-        fs = load("verl.utils.fs", extra="verl", needed_for=f"actor_rollout_ref.model.path {path}")
+        fs = load("verl.utils.fs", extra="train", needed_for=f"actor_rollout_ref.model.path {path}")
         return Path(fs.copy_to_local(path))
-    hub = load("huggingface_hub", extra="verl", needed_for=f"actor_rollout_ref.model.path {path}")
+    hub = load("huggingface_hub", extra="train", needed_for=f"actor_rollout_ref.model.path {path}")
     try:
         return Path(hub.snapshot_download(path, allow_patterns=list(_TOKENIZER_FILES)))
     except Exception as error:  # the hub's own tree of errors, and the network's

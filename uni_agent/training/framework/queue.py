@@ -35,7 +35,7 @@ class Queue:
     @classmethod
     def join(cls) -> Queue:
         """The queue that the trainer started. Raises MissingExtraError without TransferQueue."""
-        client = load("transfer_queue", extra="verl", needed_for="rollouts behind the gateway")
+        client = load("transfer_queue", extra="train", needed_for="rollouts behind the gateway")
         client.init()
         return cls(client)
 
@@ -74,7 +74,7 @@ class Queue:
 
 
 def _tensordicts() -> Any:
-    return load("verl.utils.tensordict_utils", extra="verl", needed_for="records in TransferQueue")
+    return load("verl.utils.tensordict_utils", extra="train", needed_for="records in TransferQueue")
 
 
 async def _tried(what: str, seconds: float, call: Callable[[], Awaitable[Any]]) -> None:

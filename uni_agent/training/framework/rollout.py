@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from uni_agent.tokens.base import Renderer
+from uni_agent.training.failures import FailurePolicy, Tries, fate_of
 from uni_agent.training.framework.attempt import Attempts, Ended, Wanted
 from uni_agent.training.framework.config import FrameworkSettings
-from uni_agent.training.framework.policy import FailurePolicy, Tries, fate_of
 from uni_agent.training.framework.queue import Record
 from uni_agent.training.framework.records import Scored, session_records, stand_in
 

@@ -38,8 +38,8 @@ def read_batch(prompts: Any) -> Batch:
 
 
 def _value(column: Any, index: int) -> Any:
-    torch = load("torch", extra="verl", needed_for="verl's batches")
-    tensordict = load("tensordict", extra="verl", needed_for="verl's batches")
+    torch = load("torch", extra="train", needed_for="verl's batches")
+    tensordict = load("tensordict", extra="train", needed_for="verl's batches")
     if isinstance(column, torch.Tensor):
         return column[index]
     if isinstance(column, tensordict.NonTensorStack):

@@ -100,10 +100,10 @@ def unwrapped(posted: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def reward_request(trajectories: Sequence[Trajectory], row: Mapping[str, Any]) -> Any:
     """The DataProto of a session's trajectories, as verl's AgentLoopWorker builds it for its reward workers."""
-    torch = load("torch", extra="verl", needed_for="verl's reward workers")
-    np = load("numpy", extra="verl", needed_for="verl's reward workers")
-    tensordict = load("tensordict", extra="verl", needed_for="verl's reward workers")
-    protocol = load("verl.protocol", extra="verl", needed_for="verl's reward workers")
+    torch = load("torch", extra="train", needed_for="verl's reward workers")
+    np = load("numpy", extra="train", needed_for="verl's reward workers")
+    tensordict = load("tensordict", extra="train", needed_for="verl's reward workers")
+    protocol = load("verl.protocol", extra="train", needed_for="verl's reward workers")
     step, n = int(row["global_steps"]), len(trajectories)
 
     def padded(rows: Sequence[Sequence[int]]) -> Any:

@@ -13,12 +13,12 @@ from uni_agent.deployment.aio import finish
 from uni_agent.errors import ConfigError
 from uni_agent.gateway.config import SamplingOverrides
 from uni_agent.gateway.ray import GatewayManager
+from uni_agent.training.failures import FailurePolicy
 from uni_agent.training.framework.attempt import Attempts, Wanted
 from uni_agent.training.framework.config import FrameworkSettings
 from uni_agent.training.framework.dispatch import load_runner
 from uni_agent.training.framework.logs import SessionLogs
 from uni_agent.training.framework.parts import VerlGatewayFactory, build_renderer, gateway_config
-from uni_agent.training.framework.policy import FailurePolicy
 from uni_agent.training.framework.queue import Partition, Queue, Status
 from uni_agent.training.framework.rollout import Delivered, Rollouts, Slots
 from uni_agent.training.framework.scoring import Scorer
