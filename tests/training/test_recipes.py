@@ -272,13 +272,6 @@ def test_every_recipe_is_compared_with_its_publication() -> None:
     assert sorted(PUBLISHED) == NAMES
 
 
-@pytest.mark.parametrize("path", sorted(FOLDER.rglob("*.yaml")), ids=lambda path: path.stem)
-def test_editors_find_the_schema(path: Path) -> None:
-    first = path.read_text(encoding="utf-8").splitlines()[0]
-    schema = first.removeprefix("# yaml-language-server: $schema=")
-    assert (path.parent / schema).resolve() == ROOT / "configs/schema/pipeline.json"
-
-
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_is_complete_but_for_the_model_and_the_data(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     code = main(["check", str(FOLDER / f"{name}.yaml"), *HERE])
