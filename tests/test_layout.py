@@ -148,7 +148,9 @@ def test_the_wheel_holds_the_package_and_its_data_and_nothing_else(tmp_path: Pat
         "uni_agent/configs/quickstart.yaml",
         "uni_agent/configs/schema/pipeline.json",
         "uni_agent/data/suites/shell_basics.jsonl",
+        "uni_agent/data/suites/shell_basics_heldout.jsonl",
         "uni_agent/data/suites/mini_swe.jsonl",
+        "uni_agent/configs/quickstart_train.yaml",
         "uni_agent/assets/quickstart_policy/model.safetensors",
         "uni_agent/assets/quickstart_policy/chat_template.jinja",
     ):

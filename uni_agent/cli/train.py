@@ -27,10 +27,14 @@ RESUMABLE = ("train.steps", "train.validation", "train.checkpoint", "train.logge
 def check_training(config: PipelineConfig, run_dir: Path) -> VerlCommand:
     """The trainer's command. Raises ConfigError, MissingExtraError with the extra to install."""
     from uni_agent.optional import load
+    from uni_agent.runtime.preflight import check_tasks
     from uni_agent.training.command import verl_command
 
     load("verl", extra="train", needed_for="a `train:` block")
     load("transfer_queue", extra="train", needed_for="a `train:` block")
+    train = config.train
+    if train is not None and train.validation is not None:
+        check_tasks(config, train.validation.data.build().load())
     return verl_command(config, run_dir)
 
 

@@ -77,7 +77,7 @@ class UniAgentLoop(AgentLoopBase):
         await backend.start()
         model = self.worker.model(backend, self._sampling(sampling_params))
         outcome = await self.worker.rollout(task, self._sample(kwargs), model)
-        outputs = [self._output(outcome, index, kwargs) for index in range(len(outcome.trajectories))]
+        outputs = [self._output(outcome, index, task, kwargs) for index in range(len(outcome.trajectories))]
         if self.config.trainer.use_v1:
             return outputs
         return outputs[-1] if outputs else self._nothing(outcome, task, kwargs)
@@ -116,13 +116,13 @@ class UniAgentLoop(AgentLoopBase):
         """A row that trains nothing, for trainers that need one for each sample; our estimators pass over it."""
         name = str(self._sample(row).key(task.id))
         empty = replace(outcome, trajectories=(self.worker.stand_in(task, outcome.record, name),), trusted=False)
-        return self._output(empty, 0, row)
+        return self._output(empty, 0, task, row)
 
-    def _output(self, outcome: Outcome, index: int, row: Mapping[str, Any]) -> CreditedOutput:
+    def _output(self, outcome: Outcome, index: int, task: Task, row: Mapping[str, Any]) -> CreditedOutput:
         trajectory = outcome.trajectories[index]
         fields = agent_loop_fields(trajectory, global_steps=int(row.get("global_steps") or 0))
         side = outcome.side_information(index, self.worker.segments_of)
-        fields["extra_fields"][SETTINGS] = {**side, "task_id": trajectory.session_id.rpartition("#")[0]}
+        fields["extra_fields"][SETTINGS] = {**side, "task_id": task.id}
         return CreditedOutput(**fields)
 
 

@@ -31,6 +31,7 @@ ADAPTER = "uni_agent.training.framework.AgentFrameworkRolloutAdapter"
 LOOP = "uni_agent.training.agent_loop.UniAgentLoop"
 
 _FOREVER = 1_000_000
+_BASES = {"fsdp2": "ppo_trainer", "megatron": "ppo_megatron_trainer"}
 _FULLY_ASYNC = "verl.experimental.fully_async_policy.fully_async_main"
 _ESTIMATORS = {"grpo": "uni_agent_grpo", "turn_grpo": "uni_agent_turn_grpo"}
 
@@ -71,13 +72,14 @@ class Folders:
 class VerlCommand:
     """A training run as verl takes it.
 
-    `config` is what is laid over verl's own defaults (nested), `entry` the module that is run, `environment` what is
-    added to the process's own.
+    `config` is what is laid over verl's own defaults `base` (nested), `entry` the module that is run, `environment`
+    what is added to the process's own.
     """
 
     folders: Folders
     config: dict[str, Any]
     entry: str
+    base: str = "ppo_trainer"
     environment: dict[str, str] = field(default_factory=dict[str, str])
 
     @property
@@ -107,7 +109,7 @@ class VerlCommand:
         folder = self.folders.verl
         loops = [{"name": AGENT_NAME, "_target_": LOOP}]
         return {
-            folder / "train.yaml": yaml_text(self.config, folder.absolute()),
+            folder / "train.yaml": yaml_text(self.config, self.base, folder.absolute()),
             folder / "agent_loops.yaml": dump_yaml(loops),
         }
 
@@ -194,7 +196,7 @@ def verl_command(
         if name != "VERL_FILE_LOGGER_PATH":  # the trainer's own; the rest is for processes on other machines too
             keys.default({f"ray_kwargs.ray_init.runtime_env.env_vars.{name}": value})
     entry = _FULLY_ASYNC if train.mode == "fully_async" else "verl.trainer.main_ppo"
-    return VerlCommand(folders, keys.merged(train.overrides), entry, environment)
+    return VerlCommand(folders, keys.merged(train.overrides), entry, _BASES[train.backend], environment)
 
 
 def write_data(config: PipelineConfig, tasks: Sequence[Task], folders: Folders) -> tuple[int, int]:
@@ -231,12 +233,12 @@ def agent_name(train: TrainConfig) -> str:
     return AGENT_NAME
 
 
-def yaml_text(config: Mapping[str, Any], folder: Path | None = None) -> str:
-    """A file for Hydra: `config` over verl's own defaults. Hydra's own files go to `folder`."""
+def yaml_text(config: Mapping[str, Any], base: str = "ppo_trainer", folder: Path | None = None) -> str:
+    """A file for Hydra: `config` over verl's own defaults `base`. Hydra's own files go to `folder`."""
     hydra: dict[str, Any] = {"searchpath": ["pkg://verl.trainer.config"], "output_subdir": None}
     if folder is not None:
         hydra["run"] = {"dir": str(folder)}
-    return dump_yaml({"hydra": hydra, "defaults": ["ppo_trainer", "_self_"], **config})
+    return dump_yaml({"hydra": hydra, "defaults": [base, "_self_"], **config})
 
 
 def _fully_async_defaults() -> dict[str, Any]:
@@ -327,6 +329,7 @@ def _actor_keys(keys: Keys, train: TrainConfig, model: VerlModelConfig) -> None:
     actor = "actor_rollout_ref__actor__"
     seed = {} if train.seed is None else {f"{actor}data_loader_seed": train.seed}
     keys.set("train.seed", **seed)
+    keys.set("train.backend", **{f"{actor}strategy": train.backend})
     keys.set("model.path", actor_rollout_ref__model__path=str(model.path.absolute()))
     keys.set("train.learning_rate", **{f"{actor}optim__lr": train.learning_rate})
     keys.set(
@@ -369,11 +372,11 @@ def _rollout_keys(
     keys.set("model.max_context", **{f"{rollout}max_model_len": min(model.max_context or window, window)})
     temperature = sampling.temperature if checked is None or checked.temperature is None else checked.temperature
     keys.set("train.validation.temperature", **{f"{rollout}val_kwargs__temperature": temperature})
-    keys.set(
-        "model.sampling",
-        **{f"{rollout}val_kwargs__{name}": getattr(sampling, name) for name in ("top_p", "top_k")},
-        **{f"{rollout}val_kwargs__do_sample": temperature > 0},
-    )
+    for name in ("top_p", "top_k"):
+        own = getattr(checked, name, None)
+        value = getattr(sampling, name) if own is None else own
+        keys.set(f"train.validation.{name}", **{f"{rollout}val_kwargs__{name}": value})
+    keys.set("train.validation.temperature", **{f"{rollout}val_kwargs__do_sample": temperature > 0})
     keys.set(
         "train.validation.samples_per_task", **{f"{rollout}val_kwargs__n": checked.samples_per_task if checked else 1}
     )

@@ -16,6 +16,7 @@ was."""
 
 Advantage = Literal["grpo", "turn_grpo"]
 Device = Literal["cpu", "cuda", "npu"]
+Backend = Literal["fsdp2", "megatron"]
 Mode = Literal["sync", "colocate_async", "separate_async", "fully_async"]
 
 
@@ -117,6 +118,10 @@ class ValidationConfig(Config):
     """Rollouts of each task."""
     temperature: float | None = Field(default=None, ge=0)
     """Softmax temperature; None: that of training."""
+    top_p: float | None = Field(default=None, gt=0, le=1)
+    """Nucleus mass kept; None: that of training."""
+    top_k: int | None = Field(default=None, ge=-1)
+    """Most likely tokens kept, -1 for all; None: that of training."""
     group_by: str | None = None
     """Key of the tasks' metadata by which success is reported; None: all together."""
 
@@ -153,6 +158,8 @@ class TrainConfig(Config):
     """Machines that train."""
     devices_per_node: int = Field(default=1, ge=1)
     """Devices of each (`trainer.n_gpus_per_node`); on `cpu`, processes that train."""
+    backend: Backend = "fsdp2"
+    """How the policy is trained over devices (`actor.strategy`). Mixtures that replay routes need `megatron`."""
     engine: str | None = None
     """Rollout engine (`rollout.name`): `vllm`, `sglang`, …; None: `vllm`, and on `cpu` our own, which is exact."""
     max_prompt_tokens: int = Field(default=1024, ge=1)

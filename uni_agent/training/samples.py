@@ -27,9 +27,18 @@ class Sample:
     """How many of `width` belong to training; validation has the rest."""
 
     def key(self, task_id: str) -> RolloutKey:
-        """The rollout's name in the run's store, and what its sampling is seeded with."""
+        """The rollout's name in the run's store."""
         offset = self.session + (self.training if self.phase == "validation" else 0)
         return RolloutKey(task_id, self.step * self.width + offset)
+
+    def seeded(self, task_id: str, replaced: int = 0) -> RolloutKey:
+        """What its sampling is seeded with.
+
+        A sample that replaces another draws anew. A validation draws the same in every evaluation, so that what differs
+        between two of them is the policy and not the dice.
+        """
+        key = self.key(task_id) if self.phase == "train" else RolloutKey(task_id, self.session)
+        return RolloutKey(f"{task_id}~{replaced}", key.sample) if replaced else key
 
     def about(self) -> dict[str, Any]:
         """What the record says beside the key."""

@@ -151,11 +151,10 @@ class _Rollout:
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - jitter
 
     async def _attempt(self) -> tuple[Attempt, RolloutRecord]:
-        key, number, replaced = self.sample.key(self.task.id), self.tries.attempts, self.tries.replaced
+        key, number = self.sample.key(self.task.id), self.tries.attempts
         log = self.worker.recorder.open_rollout(key, number, self.task, **self.sample.about())
         parts = RolloutParts(self.model, self.worker.starting)
-        # A replacement is another sample: its draws follow from another name.
-        seeded = RolloutKey(f"{key.task_id}~{replaced}", key.sample) if replaced else key
+        seeded = self.sample.seeded(self.task.id, self.tries.replaced)
         attempt = Attempt(seeded, number, self.task, self.config, parts, log)
         attempt.masks = self._masked
         try:
