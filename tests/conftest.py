@@ -29,20 +29,27 @@ def pytest_runtest_makereport(
     return report
 
 
-ONE_WORKER = "tests/engine/real/"
-"""Tests that share one server, which is dear to start."""
+ONE_WORKER = {
+    "tests/engine/real/": "a server",
+    "tests/training/test_runs.py": "a trainer",
+    "tests/training/test_evaluation.py": "a trainer",
+    "tests/training/cpu/test_run.py": "a trainer",
+    "tests/training/framework/test_rollouts.py": "a trainer",
+    "tests/training/algorithms/test_trainer.py": "a trainer",
+}
+"""Tests that share a server that is dear to start, or a cluster each: no two of a kind at once."""
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Under `-n` the tests in ONE_WORKER run on one worker, begun first; all others go wherever there is room."""
+    """Under `-n` the tests of one kind in ONE_WORKER run on one worker; all others go wherever there is room."""
     if config.getoption("dist") != "load":
         return None
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return ONE_WORKER if nodeid.startswith(ONE_WORKER) else nodeid
+            return next((kind for start, kind in ONE_WORKER.items() if nodeid.startswith(start)), nodeid)
 
     return Scheduling(config, log)
 
