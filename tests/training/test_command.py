@@ -94,6 +94,15 @@ def test_names_of_the_agent_framework_stay_where_their_users_have_them(tmp_path:
         command(tmp_path, rollout=rollout, overrides={key: 4})
 
 
+def test_filtering_of_groups_reaches_the_sampler_of_the_cpu(tmp_path: Path) -> None:
+    overrides = {"algorithm.filter_groups.enable": True, "algorithm.filter_groups.metric": "reward"}
+    config = command(tmp_path, overrides=overrides).config
+    assert at(config, "trainer.v1.sampler.sampler_kwargs.filter_groups_metric") == "reward"
+    assert at(config, "trainer.v1.sampler.sampler_kwargs.train_batch_size") == 4
+    with pytest.raises(KeyError):
+        at(command(tmp_path).config, "trainer.v1.sampler.sampler_kwargs.filter_groups_metric")
+
+
 def test_a_resumed_run_looks_for_its_checkpoint_and_a_new_one_does_not(tmp_path: Path) -> None:
     assert at(command(tmp_path).config, "trainer.resume_mode") == "disable"
     assert at(command(tmp_path, resume=True).config, "trainer.resume_mode") == "auto"

@@ -33,11 +33,18 @@ def uni_agent(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=800, check=False)
 
 
-def run(folder: Path, *words: str, deployment: dict[str, Any] | None = None, **train: Any) -> Path:
+def run(
+    folder: Path,
+    *words: str,
+    deployment: dict[str, Any] | None = None,
+    reward: dict[str, Any] | None = None,
+    **train: Any,
+) -> Path:
     """A run of a small pipeline that has to succeed; its folder."""
     text = pipeline_text(learning_rate=1e-3, **train)
-    if deployment is not None:
-        text["deployment"] = deployment
+    text |= {} if deployment is None else {"deployment": deployment}
+    if reward is not None:
+        text |= {"reward": reward, "data": {**text["data"], "path": str(without_own_rewards(folder))}}
     config = folder / "pipeline.yaml"
     config.write_text(yaml.safe_dump(text))
     run_dir = folder / "run"
@@ -45,6 +52,14 @@ def run(folder: Path, *words: str, deployment: dict[str, Any] | None = None, **t
     log = (run_dir / "trainer.log").read_text()[-6000:] if (run_dir / "trainer.log").exists() else ""
     assert done.returncode == 0, f"{done.stderr}\n{log}"
     return run_dir
+
+
+def without_own_rewards(folder: Path) -> Path:
+    """The packaged tasks, graded as the pipeline says."""
+    path = folder / "tasks.jsonl"
+    tasks = [json.loads(line) for line in (ROOT / "uni_agent/data/suites/shell_basics.jsonl").open()]
+    path.write_text("".join(json.dumps({**task, "overrides": {}}) + "\n" for task in tasks))
+    return path
 
 
 def groups(run_dir: Path) -> list[dict[str, Any]]:
@@ -182,3 +197,30 @@ def test_failed_rollouts_are_replaced(tmp_path: Path) -> None:
             sizes[row["uid"]] += row["trusted"]
     assert len(sizes) == 8
     assert sum(size == 4 for size in sizes.values()) >= 0.9 * len(sizes)
+
+
+def test_credit_by_turn_and_by_action(tmp_path: Path) -> None:
+    """Rewards of turns, advantages by turn, a loss by action, weights, a penalty on length: all at once, and it trains."""
+    credit = {
+        "turn_discount": 0.9,
+        "thought_weight": 0.5,
+        "action_weight": 2.0,
+        "max_staleness": 4,
+        "overlong": {"buffer": 480, "penalty": 0.1},
+    }
+    reward = {"type": "tests.training.turn_reward:TurnReward", "options": {}}
+    run_dir = run(
+        tmp_path,
+        reward=reward,
+        advantage="turn_grpo",
+        policy_loss="uni_agent_action",
+        credit=credit,
+        samples_per_task=4,
+    )
+    assert_learned(run_dir)
+    with RunReader(run_dir) as reader:
+        metrics = reader.train_steps()[-1].metrics
+    assert metrics["uni_agent/credit/tokens_action"] > 0.5
+    assert metrics["actor/pg_clipfrac"] >= 0
+    rows = [row for step in groups(run_dir) for row in step["rows"]]
+    assert len({row["score"] for row in rows}) > 2  # not only solved or not: turns count

@@ -189,9 +189,13 @@ def verl_command(
         from uni_agent.training import cpu
 
         environment |= cpu.environment()
-        mode = "sync" if train.mode == "fully_async" else train.mode
-        stated = cpu.overrides(mode, processes=train.devices_per_node, reference=train.kl_coefficient > 0)
-        keys.default(hydra_overrides(stated))
+        keys.default(hydra_overrides(cpu.overrides(**_cpu_options(train))))
+        if train.mode == "fully_async":
+            # Its two parts are actors that ask for ten logical CPUs each, beside a rollout device of its own.
+            keys.default(
+                {"ray_kwargs.ray_init.num_cpus": 64, "ray_kwargs.ray_init.num_gpus": train.devices_per_node + 1}
+            )
+            keys.default({"actor_rollout_ref.rollout.checkpoint_engine.backend": "uni_agent_ray"})
     for name, value in environment.items():
         if name != "VERL_FILE_LOGGER_PATH":  # the trainer's own; the rest is for processes on other machines too
             keys.default({f"ray_kwargs.ray_init.runtime_env.env_vars.{name}": value})
@@ -239,6 +243,21 @@ def yaml_text(config: Mapping[str, Any], base: str = "ppo_trainer", folder: Path
     if folder is not None:
         hydra["run"] = {"dir": str(folder)}
     return dump_yaml({"hydra": hydra, "defaults": [base, "_self_"], **config})
+
+
+def _cpu_options(train: TrainConfig) -> dict[str, Any]:
+    """What the CPU's sampler has to be told: verl tells a custom one nothing of filtered and refilled groups."""
+    stated = dict(_flat(train.overrides))
+    filters = "algorithm.filter_groups."
+    return {
+        "mode": "sync" if train.mode == "fully_async" else train.mode,
+        "processes": train.devices_per_node,
+        "reference": train.kl_coefficient > 0,
+        "train_batch_size": train.tasks_per_step,
+        "filter_groups_metric": stated.get(f"{filters}metric", "reward") if stated.get(f"{filters}enable") else None,
+        "max_inflight_gen_batches": stated.get(f"{filters}max_inflight_gen_batches", 1),
+        "refill_failed_groups": bool(stated.get("trainer.v1.sampler.sync_refill_failed_groups")),
+    }
 
 
 def _fully_async_defaults() -> dict[str, Any]:
