@@ -198,7 +198,8 @@ def recomputed(model: Any, rows: list[tuple[list[int], list[int]]]) -> list[list
     found: list[list[float]] = []
     for i, (prompt, response) in enumerate(rows):
         at = torch.arange(len(prompt) - 1, len(prompt) + len(response) - 1)
-        found.append(logprobs[i, at, torch.tensor(response)].tolist())
+        scores: Any = logprobs[i, at, torch.tensor(response)]
+        found.append(scores.tolist())
     return found
 
 

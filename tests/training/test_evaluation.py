@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.training.conftest import ROOT, pipeline_text
+from uni_agent.config.dump import dump_yaml
 from uni_agent.config.load import from_data
 from uni_agent.errors import ConfigError
 from uni_agent.model.config import VerlModelConfig
@@ -52,14 +52,14 @@ def test_an_evaluation_samples_what_the_embedded_engine_samples(tmp_path: Path) 
     }.items():
         text["model"] = {**model, "sampling": {"max_tokens": 96}}
         config = tmp_path / f"{name}.yaml"
-        config.write_text(yaml.safe_dump(text))
+        config.write_text(dump_yaml(text))
         command = [sys.executable, "-m", "uni_agent", "run", str(config), "--run-dir", str(tmp_path / name), "--json"]
         environment = {**os.environ, "PYTHONPATH": str(ROOT)}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=380, check=False)
         assert done.returncode == 0, done.stderr
         assert json.loads(done.stdout.splitlines()[-1])["event"] == "done"
         runs.append(tmp_path / name)
-    chains = []
+    chains: list[dict[tuple[str, int], list[int]]] = []
     for run_dir in runs:
         with RunReader(run_dir) as reader:
             chains.append(

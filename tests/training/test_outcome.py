@@ -44,7 +44,8 @@ def chain(*turns: int, context: int = 2, name: str = "s/0", first: int = 0) -> C
 
 
 def record(reason: ExitReason = ExitReason.FINISHED, **reward: Any) -> RolloutRecord:
-    return RolloutRecord(reason, reward=RewardResult(**{"score": 1.0, "resolved": True, **reward}))
+    fields: dict[str, Any] = {"score": 1.0, "resolved": True, **reward}
+    return RolloutRecord(reason, reward=RewardResult(**fields))
 
 
 @pytest.mark.parametrize(
@@ -98,6 +99,14 @@ def test_without_a_trusted_reward_nothing_is_said_of_success() -> None:
     assert stand_in([], 7, failed, session_id="s", train=train()).prompt_ids == [7]
 
 
+def all_action(ids: list[int]) -> list[tuple[str, int, int]]:
+    return [("action", 0, len(ids))]
+
+
+def thought_then_action(ids: list[int]) -> list[tuple[str, int, int]]:
+    return [("thought", 0, 1), ("action", 1, len(ids))]
+
+
 def outcome(scores: tuple[float, ...], *, score: float = 1.0) -> Outcome:
     done = record(score=score, turn_scores=scores)
     trajectories = trajectories_of([chain(3, 2, 4)], done, session_id="s", train=train(), masked=False)
@@ -106,18 +115,18 @@ def outcome(scores: tuple[float, ...], *, score: float = 1.0) -> Outcome:
 
 def test_scores_of_turns_stand_at_their_last_tokens_and_add_up_to_the_score() -> None:
     made = outcome((0.25, 0.0, 0.5))
-    side = made.side_information(0, lambda ids: [("action", 0, len(ids))])
+    side = made.side_information(0, all_action)
     assert side["turns"] == [[0, 0, 3], [1, 5, 7], [2, 9, 13]]
     rewards = turn_rewards(side, 1.0, 13)
     assert rewards == {2: 0.25, 6: 0.0, 12: 0.75}
     assert sum(rewards.values()) == 1.0
-    assert turn_rewards(outcome(()).side_information(0, lambda ids: []), 1.0, 13) == {12: 1.0}
+    assert turn_rewards(outcome(()).side_information(0, all_action), 1.0, 13) == {12: 1.0}
 
 
 def test_side_information_is_plain_json_and_tells_where_every_turn_is() -> None:
     import json
 
-    side = outcome(()).side_information(0, lambda ids: [("thought", 0, 1), ("action", 1, len(ids))])
+    side = outcome(()).side_information(0, thought_then_action)
     assert json.loads(json.dumps(side)) == side
     assert side["weight_spans"] == [["0", 0, 3], ["1", 5, 7], ["2", 9, 13]]
     assert side["segments"][:2] == [["thought", 0, 0, 1], ["action", 0, 1, 3]]

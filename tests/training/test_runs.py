@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -13,10 +14,10 @@ from statistics import mean, stdev
 from typing import Any
 
 import pytest
-import yaml
 
 from tests.training.conftest import ROOT, pipeline_text
 from tests.training.local_server import POLICY
+from uni_agent.config.dump import dump_yaml
 from uni_agent.store import RunReader
 from uni_agent.training.launch import latest_policy
 
@@ -46,7 +47,7 @@ def run(
     if reward is not None:
         text |= {"reward": reward, "data": {**text["data"], "path": str(without_own_rewards(folder))}}
     config = folder / "pipeline.yaml"
-    config.write_text(yaml.safe_dump(text))
+    config.write_text(dump_yaml(text))
     run_dir = folder / "run"
     done = uni_agent("run", str(config), *(words or ("--run-dir", str(run_dir))), "--json")
     log = (run_dir / "trainer.log").read_text()[-6000:] if (run_dir / "trainer.log").exists() else ""
@@ -68,9 +69,8 @@ def groups(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def weights(folder: Path) -> dict[str, Any]:
-    from safetensors.torch import load_file
-
-    return load_file(folder / "model.safetensors")
+    safetensors: Any = importlib.import_module("safetensors.torch")
+    return safetensors.load_file(folder / "model.safetensors")
 
 
 def assert_learned(run_dir: Path) -> None:
@@ -200,7 +200,7 @@ def test_failed_rollouts_are_replaced(tmp_path: Path) -> None:
 
 
 def test_credit_by_turn_and_by_action(tmp_path: Path) -> None:
-    """Rewards of turns, advantages by turn, a loss by action, weights, a penalty on length: all at once, and it trains."""
+    """Rewards and advantages of turns, a loss by action, weights, a penalty on length: all at once, and it trains."""
     credit = {
         "turn_discount": 0.9,
         "thought_weight": 0.5,
@@ -208,7 +208,7 @@ def test_credit_by_turn_and_by_action(tmp_path: Path) -> None:
         "max_staleness": 4,
         "overlong": {"buffer": 480, "penalty": 0.1},
     }
-    reward = {"type": "tests.training.turn_reward:TurnReward", "options": {}}
+    reward = {"type": "tests.training.turn_reward:TurnReward"}
     run_dir = run(
         tmp_path,
         reward=reward,

@@ -54,7 +54,7 @@ class UniAgentLoop(AgentLoopBase):
     """
 
     def __init__(self, *args: Any, pipeline: str | None = None, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+        super().__init__(*args, **kwargs)  # pyright: ignore[reportUnknownMemberType] - verl's own keywords
         custom: Mapping[str, Any] = self.rollout_config.custom or {}
         settings = dict(custom.get(SETTINGS) or {})
         if pipeline is not None:

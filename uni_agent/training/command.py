@@ -455,9 +455,9 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 def _put(nested: dict[str, Any], key: str, value: Any) -> None:
     *path, last = key.split(".")
-    node = nested
+    node: Any = nested
     for step in path:
-        node = node.setdefault(step, {})
+        node = cast("dict[str, Any]", node).setdefault(step, {})
         if not isinstance(node, dict):
             raise ConfigError(f"overrides: {step!r} is given a value of its own, but {key} stands below it")
     node[last] = value

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from uni_agent.config.base import Config
+from uni_agent.config.base import Config, part_tag
 from uni_agent.data.config import DataConfig
 from uni_agent.types import ExitClass, ExitReason
 
@@ -18,6 +18,11 @@ Advantage = Literal["grpo", "turn_grpo"]
 Device = Literal["cpu", "cuda", "npu"]
 Backend = Literal["fsdp2", "megatron"]
 Mode = Literal["sync", "colocate_async", "separate_async", "fully_async"]
+
+
+def _rollout_tag(value: Any) -> str:
+    """The member of `Rollout` that a raw value selects; `in_process` when it does not say."""
+    return part_tag(value) or "in_process"
 
 
 class InProcessRollout(Config):
@@ -61,7 +66,7 @@ class GatewayRollout(Config):
 
 Rollout = Annotated[
     Annotated[InProcessRollout, Tag("in_process")] | Annotated[GatewayRollout, Tag("gateway")],
-    Discriminator(lambda value: value.get("type", "in_process") if isinstance(value, dict) else value.type),
+    Discriminator(_rollout_tag),
 ]
 """Where episodes run, chosen by `type`."""
 
