@@ -43,6 +43,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "sessions: as `finalize` answers",
     )
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="where to write (default: stdout)")
+    parser.add_argument(
+        "--render",
+        type=Path,
+        metavar="MODEL",
+        help="a model's folder: compare each session's trajectory with what its chat template writes of the messages; "
+        "where they part is `extra.render_difference`, and counts go to stderr",
+    )
     parser.add_argument("--resolved", action="store_true", help="only rollouts that solved their task")
     sessions = parser.add_argument_group("sessions of a gateway, in place of a run's rollouts")
     sessions.add_argument(
@@ -60,6 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def execute(args: argparse.Namespace) -> int:
     """Export; 0 done, 2 when there is nothing to read or nowhere to write."""
+    from uni_agent.cli.export_render import RenderChecks
     from uni_agent.cli.show import reading_out
 
     try:
@@ -69,6 +77,7 @@ def execute(args: argparse.Namespace) -> int:
         args.format = args.format or "jsonl"
         if args.format in _TABLES and args.output is None and sys.stdout.isatty():
             raise ConfigError("parquet is no text for a terminal: name a file with --output")
+        args.checks = RenderChecks.of(args)
         with _exporter(args) as write:
             if args.output is None:
                 with reading_out():
@@ -77,6 +86,8 @@ def execute(args: argparse.Namespace) -> int:
                 with atomic_file(args.output, StoreError) as file:
                     count = write(file)
                 print(f"{args.output}: {count} records", file=sys.stderr)
+        if told := args.checks.summary():
+            print(told, file=sys.stderr)
     except UniAgentError as error:
         print(f"uni-agent export: {error}", file=sys.stderr)
         return 2
@@ -91,11 +102,16 @@ def _check_options(args: argparse.Namespace) -> None:
     if args.journal is not None and (args.run is not None or args.merged):
         raise ConfigError("--journal PATH takes the place of RUN and --merged: give one of them")
     if args.into is not None:
-        given = args.output or args.format or args.session or args.scenario or args.resolved
+        given = args.output or args.format or args.session or args.scenario or args.resolved or args.render
         if args.journal is None or given:
             raise ConfigError("--into RUN merges whole journals: give it with --journal PATH, and nothing else")
     elif of_sessions and args.format in _OF_VERL:
         raise ConfigError(f"--format {args.format} is for a run's rollouts; of sessions, use parquet")
+    elif args.render is not None and (not of_sessions or args.format == "sft"):
+        raise ConfigError(
+            "--render compares the trajectories of a gateway's sessions: give it with --journal or --merged, "
+            "and a format with tokens"
+        )
     elif of_sessions and args.resolved:
         raise ConfigError("--resolved is for rollouts; a gateway's sessions have rewards of their own")
     elif not of_sessions and (args.session or args.scenario or args.format in _OF_SESSIONS):

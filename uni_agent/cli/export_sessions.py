@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from uni_agent.errors import ConfigError
@@ -11,6 +12,7 @@ from uni_agent.errors import ConfigError
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from uni_agent.cli.export_render import RenderChecks
     from uni_agent.gateway.finished import FinishedSession
     from uni_agent.store import RunReader
     from uni_agent.trajectory import Trajectory
@@ -64,9 +66,13 @@ def export(sessions: Iterator[FinishedSession], args: argparse.Namespace, file: 
 
     if args.session:
         sessions = _all_of(sessions, args.session)
+    checks: RenderChecks = args.checks
     if args.format == "sessions":
-        return write_lines((strict_json(session.to_json()) for session in sessions), file)
-    chosen = _trajectories(sessions, args.scenario)
+        compared = (
+            replace(session, trajectories=list(map(checks.noted, session.trajectories))) for session in sessions
+        )
+        return write_lines((strict_json(session.to_json()) for session in compared), file)
+    chosen = map(checks.noted, _trajectories(sessions, args.scenario))
     if args.format == "parquet":
         return write_parquet((token_row(trajectory) for trajectory in chosen), arrow_schema, file)
     return write_lines((strict_json(_record(trajectory, args.format)) for trajectory in chosen), file)

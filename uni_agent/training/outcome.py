@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -65,6 +65,7 @@ class Outcome:
             "weight_spans": [[span.version, span.start, span.end] for span in trajectory.weight_spans],
             "chain": index,
             "chains": len(self.trajectories),
+            **({"render": render} if (render := trajectory.extra.get("render")) else {}),
             # One sample is counted once, by its last trajectory, which is the one whose reward verl takes.
             "metrics": dict(self.numbers) if index == len(self.trajectories) - 1 else {},
         }
@@ -77,10 +78,12 @@ def trajectories_of(
     session_id: str,
     train: TrainConfig,
     masked: bool,
+    render_of: Callable[[Trajectory], str | None] | None = None,
 ) -> tuple[Trajectory, ...]:
     """The trajectories of an episode's chains, in verl's order and within the lengths of `train`.
 
     With `masked` no token trains; the spans still say which were sampled. A chain without a sampled token is left out.
+    What `render_of` says of a whole trajectory, unless that is None, is its `extra["render"]`.
     """
     reward = record.reward
     score = reward.score if reward is not None and reward.score is not None else 0.0
@@ -95,6 +98,8 @@ def trajectories_of(
             exit_reason=str(record.exit_reason),
             extra={"metrics": verl_metrics(record, chain)},
         )
+        if render_of is not None and (render := render_of(whole)) is not None:
+            whole = replace(whole, extra={**whole.extra, "render": render})
         part = fit(whole, max_prompt=train.max_prompt_tokens, max_response=train.max_response_tokens)
         if masked:
             part = replace(part, response_mask=[0] * len(part.response_mask))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import random
 import threading
@@ -29,11 +30,14 @@ if TYPE_CHECKING:
     from uni_agent.pipeline import PipelineConfig
     from uni_agent.store.records import RolloutRecord
     from uni_agent.tokens.cache import RolloutCache
+    from uni_agent.tokens.graph import Chain
 
 logger = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
 _LONGEST_PAUSE = 30.0
+_INLINE_TOKENS = 4096
+"""Chains below this are compared on the event loop: a thread hand-over costs more than they do."""
 
 
 class TrainingLog(RolloutLog, Protocol):
@@ -105,6 +109,12 @@ class RolloutWorker:
 
         return list(turn_segments(self.renderer, ids, self.tools))
 
+    def render_of(self, trajectory: Trajectory) -> str | None:
+        """Whether the tokens say what the agent saw; see `trajectory.render_check`. None where that is not known."""
+        from uni_agent.trajectory.render_check import checked_render
+
+        return checked_render(trajectory, self.renderer)[0]
+
     def stand_in(self, task: Task, record: RolloutRecord, session_id: str) -> Trajectory:
         """A row for a rollout of `task` that left nothing to train on."""
         try:
@@ -141,11 +151,11 @@ class _Rollout:
             self.tries.attempts += 1
             fate = verdict(record.exit_reason, self.worker.train, self.config.interaction)
             if fate != "failed":
-                return self._outcome(attempt, record, fate)
+                return await self._outcome(attempt, record, fate)
             what = self.worker.failures.judge(self.tries, validate=self.sample.phase == "validation")
             logger.warning("%s: %s: %s; %s", attempt.key, record.exit_reason, record.error, what)
             if what in ("drop", "mask"):
-                return self._failed(attempt, record, what)
+                return await self._failed(attempt, record, what)
             # Spread them out: whatever broke one sandbox has probably broken its neighbours at the same moment.
             pause = min(_LONGEST_PAUSE, 0.5 * 2 ** (self.tries.attempts - 1))
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - jitter
@@ -168,21 +178,32 @@ class _Rollout:
     def _masked(self, reason: ExitReason) -> bool:
         return verdict(reason, self.worker.train, self.config.interaction) != "train"
 
-    def _outcome(self, attempt: Attempt, record: RolloutRecord, fate: Fate) -> Outcome:
-        found = () if fate == "drop" else self._trajectories(attempt, record, masked=fate == "mask")
+    async def _outcome(self, attempt: Attempt, record: RolloutRecord, fate: Fate) -> Outcome:
+        found = () if fate == "drop" else await self._trajectories(attempt, record, masked=fate == "mask")
         return Outcome(record, found, True, fate, self.tries.attempts, self._numbers(attempt, record))
 
-    def _failed(self, attempt: Attempt, record: RolloutRecord, fate: Literal["drop", "mask"]) -> Outcome:
+    async def _failed(self, attempt: Attempt, record: RolloutRecord, fate: Literal["drop", "mask"]) -> Outcome:
         """Infrastructure ended it for good: the group goes without, or gets rows that train nothing."""
         found: tuple[Trajectory, ...] = ()
         if fate == "mask":
             stand_in = self.worker.stand_in(self.task, record, str(attempt.key))
-            found = self._trajectories(attempt, record, masked=True) or (stand_in,)
+            found = await self._trajectories(attempt, record, masked=True) or (stand_in,)
         return Outcome(record, found, False, fate, self.tries.attempts, self._numbers(attempt, record))
 
-    def _trajectories(self, attempt: Attempt, record: RolloutRecord, *, masked: bool) -> tuple[Trajectory, ...]:
-        chains = getattr(attempt.session, "chains", ())
-        return trajectories_of(chains, record, session_id=str(attempt.key), train=self.worker.train, masked=masked)
+    async def _trajectories(self, attempt: Attempt, record: RolloutRecord, *, masked: bool) -> tuple[Trajectory, ...]:
+        chains: Sequence[Chain] = getattr(attempt.session, "chains", ())
+        made = functools.partial(
+            trajectories_of,
+            chains,
+            record,
+            session_id=str(attempt.key),
+            train=self.worker.train,
+            masked=masked,
+            render_of=self.worker.render_of,
+        )
+        if sum(len(chain.cache) for chain in chains) < _INLINE_TOKENS:
+            return made()
+        return await asyncio.to_thread(made)  # each chain is rendered once more
 
     def _numbers(self, attempt: Attempt, record: RolloutRecord) -> dict[str, float]:
         return numbers_of(record, attempt.turns, attempts=self.tries.attempts, replaced=self.tries.replaced)

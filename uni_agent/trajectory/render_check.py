@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import accumulate
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 from uni_agent.errors import UniAgentError
 from uni_agent.tokens.base import ParsedOutput, Renderer
@@ -20,7 +20,7 @@ from uni_agent.tokens.compare import same_turn
 from uni_agent.tokens.transcript import without_thinking
 from uni_agent.trajectory.render_pieces import Piece, pieces_of, text_of, without_open_thinking
 from uni_agent.trajectory.trajectory import Trajectory
-from uni_agent.types import Message
+from uni_agent.types import Message, ToolCall
 
 DifferenceKind = Literal["spelling", "form", "text", "tools"]
 RenderKind = Literal["exact", "spelling", "form", "text", "tools"]
@@ -29,6 +29,8 @@ KINDS: tuple[DifferenceKind, ...] = ("spelling", "form", "text", "tools")
 """What a trajectory can be, beside `exact`."""
 
 _SHOWN = 40
+_STOP_CHARACTERS = 64
+"""What stands at the end of a turn without an end token can be a stop string and the rest of its last token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +111,11 @@ class _Comparison:
         if self._ends(chain, render, tail, at):
             return self._found("spelling", position, self.renderer.decode(self.rendered[position : position + 1]))
         wrong = self._disagreement(texts, render, tail)
-        if wrong is None:
-            return self._found("form", self._token_at(texts, at), render[at:])
-        position, other = wrong
-        return self._found("text", position, other)
+        kind, (found, other) = ("text", wrong) if wrong else ("form", (self._token_at(texts, at), render[at:]))
+        if any(piece.start <= position < found <= piece.end for piece in self.pieces):
+            # A token of the same piece before it, such as an end token where the render has one's letters.
+            found, other = position, self.renderer.decode(self.rendered[position : position + _SHOWN])
+        return self._found(kind, found, other)
 
     def _ends(self, chain: Sequence[Any], render: Sequence[Any], tail: Sequence[Any] | None, common: int) -> bool:
         """Whether the chain is how the render begins, with nothing but its `tail` behind."""
@@ -167,12 +170,8 @@ class _Comparison:
         message = piece.message
         if message is None:
             return True
-        ids = self.ids[piece.start : piece.stop]
-        if not same_turn(message, _assistant(self.renderer.parse(ids, self.t.tools))):
-            stream = self.renderer.stream_text()  # a turn in which no call was allowed
-            stream.feed(text_of(self.renderer, self.renderer.decode(ids)))
-            if not same_turn(message, _assistant(stream.finish()[1])):
-                return False
+        if not self._reads_as(message, self.ids[piece.start : piece.stop]):
+            return False
         if said is None or any(call.error for call in message.tool_calls):
             return True
         plain = replace(message, content=without_thinking(message.content), reasoning="", parts=())
@@ -180,6 +179,21 @@ class _Comparison:
         if parsed.tool_calls and not parsed.content.strip():  # some templates write calls without what was said
             plain = replace(plain, content="")
         return same_turn(plain, parsed)
+
+    def _reads_as(self, message: Message, ids: Sequence[int]) -> bool:
+        """Whether sampled ids say what a message says: as a turn with calls, or as one in which none was allowed."""
+        said = _assistant(self.renderer.parse(ids, self.t.tools))
+        if len(_named(message.tool_calls)) == len(message.tool_calls) < len(said.tool_calls):
+            # A call without a name may have been shown as the text that it is.
+            said = replace(said, content=message.content, tool_calls=_named(said.tool_calls))
+        if same_turn(_unbroken(message), _unbroken(said)):
+            return True
+        stream = self.renderer.stream_text()
+        stream.feed(text_of(self.renderer, self.renderer.decode(ids)))
+        plain = _assistant(stream.finish()[1])
+        if not any(id_ in self.renderer.stop_token_ids for id_ in ids[-1:]):
+            said, plain = _stopped(said, message), _stopped(plain, message)
+        return same_turn(_unbroken(message), _unbroken(said)) or same_turn(message, plain)
 
     def _parsed(self, text: str) -> ParsedOutput:
         stream = self.renderer.stream(self.t.tools)
@@ -254,6 +268,25 @@ def _assistant(parsed: ParsedOutput) -> Message:
     return Message("assistant", parsed.content, parsed.reasoning, parsed.tool_calls)
 
 
+def _unbroken(message: Message) -> Message:
+    """A message whose broken calls have no arguments: what a client was shown of those is not what was written."""
+    blank: dict[str, Any] = {"arguments": {}, "raw_arguments": "", "error": None}
+    return replace(
+        message, tool_calls=tuple(replace(call, **blank) if call.error else call for call in message.tool_calls)
+    )
+
+
+def _named(calls: Sequence[ToolCall]) -> tuple[ToolCall, ...]:
+    return tuple(call for call in calls if call.name)
+
+
+def _stopped(said: Message, shown: Message) -> Message:
+    """What was said up to a stop string of the client, of which it is shown nothing, if `shown` is just that."""
+    rest = len(said.content.strip()) - len(shown.content.strip())
+    cut = 0 < rest <= _STOP_CHARACTERS and said.content.strip().startswith(shown.content.strip())
+    return replace(said, content=shown.content) if cut else said
+
+
 def _common(a: Sequence[Any], b: Sequence[Any]) -> int:
     """How many items both begin with."""
     if a == b[: len(a)]:
@@ -263,5 +296,4 @@ def _common(a: Sequence[Any], b: Sequence[Any]) -> int:
 
 
 def _escaped(text: str) -> str:
-    shown = text[:_SHOWN]
-    return cast(str, shown.encode("unicode_escape").decode("ascii"))
+    return text[:_SHOWN].encode("unicode_escape").decode("ascii")

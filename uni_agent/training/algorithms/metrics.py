@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from uni_agent.training.algorithms.context import Row, chains, spans_of
+from uni_agent.trajectory.render_check import KINDS
 
 _MEANS = ("turns", "tool_calls", "tool_errors", "format_errors")
 _SUMS = ("preemptions", "replaced")
@@ -48,6 +49,7 @@ def batch_metrics(batch: Sides, *, group_size: int, version: int, counts: Mappin
             **_endings(last),
             **_sessions(last),
             **_tokens(every),
+            **_renders(every),
             **_staleness(every, version),
             **_estimator(counts),
         }.items()
@@ -89,6 +91,12 @@ def _sessions(sides: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 def _tokens(sides: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return {f"tokens/{name}": sum(values) for name in _TOKENS if (values := _values(sides, f"tokens_{name}"))}
+
+
+def _renders(sides: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """The share of chains that are no exact render of their messages, by kind; see `trajectory.render_check`."""
+    found = Counter(str(side["render"]) for side in sides if side.get("render"))
+    return {f"render/{kind}": found[kind] / found.total() for kind in KINDS} if found else {}
 
 
 def _values(sides: Sequence[Mapping[str, Any]], name: str) -> list[float]:

@@ -108,6 +108,7 @@ def _check_columns(fields: dict[str, Any], settings: FrameworkSettings, name: st
 
 def _side(scored: Scored, chain: int, t: Trajectory, row: Mapping[str, Any], renderer: Renderer) -> dict[str, Any]:
     from uni_agent.tokens.segments import turn_segments
+    from uni_agent.trajectory.render_check import checked_render
 
     def parted(ids: list[int]) -> list[tuple[str, int, int]]:
         return list(turn_segments(renderer, ids, t.tools))
@@ -116,6 +117,7 @@ def _side(scored: Scored, chain: int, t: Trajectory, row: Mapping[str, Any], ren
     here = {turn for turn, _, _ in turns}
     reason = scored.result.exit_reason
     last = chain == len(scored.trajectories) - 1
+    render, _ = checked_render(t, renderer)
     return {
         "trusted": scored.trusted,
         "exit_reason": str(reason),
@@ -128,6 +130,7 @@ def _side(scored: Scored, chain: int, t: Trajectory, row: Mapping[str, Any], ren
         "weight_spans": [[span.version, span.start, span.end] for span in t.weight_spans],
         "chain": chain,
         "chains": len(scored.trajectories),
+        **({"render": render} if render else {}),
         # One sample is counted once, by its last trajectory, which is the one whose reward verl takes.
         "metrics": dict(scored.numbers) if last else {},
     }
