@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import pytest
 
-from tests.tokens.graph.support import OTHER, Session, renderer_of
+from tests.tokens.graph.support import OTHER, POLICY, Session, renderer_of
 from tests.tokens.small import BASH, asks, result, user
 from tests.trajectory.support import exported, small
+from uni_agent.cli import main
+from uni_agent.store import RunStore
+from uni_agent.store.records import RolloutRecord
 from uni_agent.tokens.cache import Span
 from uni_agent.tokens.graph import SessionGraph
+from uni_agent.tools.execute_bash import ExecuteBash
+from uni_agent.tools.toolset import Toolset
 from uni_agent.trajectory import Trajectory, fit
 from uni_agent.trajectory.render_check import checked_render, render_difference
-from uni_agent.types import Message, ToolCall
+from uni_agent.types import ExitReason, Message, RewardResult, RolloutKey, StepStatus, Task, ToolCall, Turn
 
 CALL = '<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_call>'
 TEMPLATES = ("qwen2_5", "qwen3", "qwen3_coder", "qwen3_6", "policy")
@@ -240,6 +247,50 @@ def test_nothing_is_said_where_nothing_can_be_compared() -> None:
     )
     assert checked_render(replace(bare, messages=(), message_turns=()), renderer)[0] is None
     assert checked_render(small(weight_spans=()), renderer)[0] == "text"
+
+
+@pytest.mark.parametrize(("shown", "expected"), [("done", "exact"), ("gone", "text"), ("(redacted)", None)])
+def test_chains_of_a_run_are_compared_where_the_store_says_enough(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], shown: str, expected: str | None
+) -> None:
+    tools = tuple(Toolset([ExecuteBash()]).schemas())
+    call = '<tool_call>\n{"name": "execute_bash", "arguments": {"command": "ls"}}\n</tool_call>'
+    made = talk("policy", call, [replace(result("ok"), name="execute_bash")], "done", tools=tools)
+    (own,) = exported(made)
+    assert kind(made) == "exact"
+    said = [m for m in own.messages if m.role == "assistant"]
+    turns = [
+        Turn(0, said[0], (), (own.messages[3],), StepStatus.COMPLETED),
+        Turn(1, replace(said[1], content=shown), (), (user("bye"),), StepStatus.COMPLETED),
+    ]
+    config = {"data": {"type": "jsonl", "path": "x"}, "model": {"type": "verl", "path": str(POLICY)}}
+    config |= {"tools": ["execute_bash"], "deployment": {"type": "dummy"}, "reward": {"type": "dummy"}}
+    with RunStore.create(tmp_path / "run", name="demo", config=config, digest="d") as store:
+        store.task(Task(id="t", prompt="go"))
+        rollout = store.rollout_started(RolloutKey("t", 0), 0)
+        for turn in turns:
+            store.turn(rollout, turn)
+        store.chains(rollout, [made.graph.trajectories()[0].cache])
+        reward = RewardResult(score=1.0, resolved=True)
+        store.finished(rollout, RolloutRecord(ExitReason.FINISHED, reward=reward, opening=own.messages[:2]))
+    target = tmp_path / "t.parquet"
+    asked = ["export", str(tmp_path / "run"), "--format", "verl-tokens", "-o", str(target)]
+    assert main([*asked, "--render", str(POLICY)]) == 0
+    assert f"messages: 1 {expected or 'not compared'}" in capsys.readouterr().err
+    (row,) = importlib.import_module("pyarrow.parquet").read_table(target).to_pylist()
+    extra = json.loads(row["extra_fields"])
+    if expected is None:
+        assert "render_difference" not in extra
+    else:
+        assert (extra["render_difference"] or {"kind": "exact"})["kind"] == expected
+    assert main(asked) == 0
+    assert "render_difference" not in importlib.import_module("pyarrow.parquet").read_table(target).to_pylist()[0]
+
+
+def test_a_comparison_without_tokens_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", str(tmp_path), "--render", str(POLICY)]) == 2
+    assert main(["export", "--journal", str(tmp_path), "--format", "sft", "--render", str(POLICY)]) == 2
+    assert "--render compares tokens" in capsys.readouterr().err
 
 
 def timed(work: Callable[[], Any]) -> float:

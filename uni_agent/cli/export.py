@@ -47,8 +47,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--render",
         type=Path,
         metavar="MODEL",
-        help="a model's folder: compare each session's trajectory with what its chat template writes of the messages; "
-        "where they part is `extra.render_difference`, and counts go to stderr",
+        help="a model's folder: compare the tokens of each trajectory with what its chat template writes of the "
+        "messages; where they part is `render_difference` (in `extra`, of verl-tokens in `extra_fields`), null when "
+        "nowhere, and counts go to stderr. For verl-tokens and a gateway's sessions",
     )
     parser.add_argument("--resolved", action="store_true", help="only rollouts that solved their task")
     sessions = parser.add_argument_group("sessions of a gateway, in place of a run's rollouts")
@@ -107,10 +108,10 @@ def _check_options(args: argparse.Namespace) -> None:
             raise ConfigError("--into RUN merges whole journals: give it with --journal PATH, and nothing else")
     elif of_sessions and args.format in _OF_VERL:
         raise ConfigError(f"--format {args.format} is for a run's rollouts; of sessions, use parquet")
-    elif args.render is not None and (not of_sessions or args.format == "sft"):
+    elif args.render is not None and (args.format == "sft" if of_sessions else args.format != "verl-tokens"):
         raise ConfigError(
-            "--render compares the trajectories of a gateway's sessions: give it with --journal or --merged, "
-            "and a format with tokens"
+            "--render compares tokens: give it with --format verl-tokens, or with --journal or --merged and a format "
+            "other than sft"
         )
     elif of_sessions and args.resolved:
         raise ConfigError("--resolved is for rollouts; a gateway's sessions have rewards of their own")

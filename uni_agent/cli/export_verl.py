@@ -6,15 +6,13 @@ import argparse
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
+from uni_agent.cli.export_render import MASK, RenderChecks, stored_trajectory
 from uni_agent.errors import ConfigError, StoreError
 
 if TYPE_CHECKING:
     from uni_agent.store import RunReader
     from uni_agent.store.records import ChainRow, RolloutRow
     from uni_agent.types import Task
-
-_MASK = "(redacted)"
-"""What the store writes for a secret."""
 
 
 def export_verl(reader: RunReader, args: argparse.Namespace, file: BinaryIO) -> int:
@@ -23,7 +21,7 @@ def export_verl(reader: RunReader, args: argparse.Namespace, file: BinaryIO) -> 
     from uni_agent.data.verl_rows import verl_rows, write_rows
 
     if args.format == "verl-tokens":
-        return write_parquet(token_rows(reader, resolved_only=args.resolved), _token_schema, file)
+        return write_parquet(token_rows(reader, resolved_only=args.resolved, checks=args.checks), _token_schema, file)
     tasks = run_tasks(reader, resolved_only=args.resolved)
     return write_rows(verl_rows(tasks, split="train", data_source=_name(reader)), file)
 
@@ -52,17 +50,23 @@ def run_tasks(reader: RunReader, *, resolved_only: bool = False) -> Iterator[Tas
         yield task
 
 
-def token_rows(reader: RunReader, *, resolved_only: bool = False) -> Iterator[dict[str, Any]]:
+def token_rows(
+    reader: RunReader, *, resolved_only: bool = False, checks: RenderChecks | None = None
+) -> Iterator[dict[str, Any]]:
     """One row per token chain with a response, ragged: prompts [P], the other lists [T].
 
     `uid` is the task's id, `session` the sample, `index` the chain of it. `rm_scores` has the rollout's score at the
-    last token. What is not trusted is left out: it would enter a group as a 0.
+    last token. What is not trusted is left out: it would enter a group as a 0. `checks` add to `extra_fields` where a
+    chain and the render of its messages part.
     """
     name = _name(reader)
     for rollout in reader.each_rollout(state="done", resolved=True if resolved_only else None):
         if rollout.score is None or not rollout.trusted:
             continue
         chains = [chain for chain in reader.chains(rollout.id) if chain.response_ids]
+        told: dict[str, Any] = {}
+        if checks is not None and checks.renderer is not None:
+            told = checks.told(stored_trajectory(reader, rollout, chains, checks))
         for chain in chains:
             size = len(chain.response_ids)
             yield {
@@ -76,11 +80,11 @@ def token_rows(reader: RunReader, *, resolved_only: bool = False) -> Iterator[di
                 "rollout_log_probs": chain.response_logprobs,
                 "rm_scores": [0.0] * (size - 1) + [rollout.score],
                 "num_turns": rollout.turns,
-                "extra_fields": _extra(rollout, chain, len(chains)),
+                "extra_fields": _extra(rollout, chain, len(chains), told),
             }
 
 
-def _extra(rollout: RolloutRow, chain: ChainRow, chains: int) -> str:
+def _extra(rollout: RolloutRow, chain: ChainRow, chains: int, told: dict[str, Any]) -> str:
     from uni_agent.store.text import dumps
 
     side = {
@@ -94,7 +98,7 @@ def _extra(rollout: RolloutRow, chain: ChainRow, chains: int) -> str:
         "chain": chain.index,
         "chains": chains,
     }
-    return dumps({"reward_extra_info": rollout.reward_breakdown, "uni_agent": side})
+    return dumps({"reward_extra_info": rollout.reward_breakdown, "uni_agent": side, **told})
 
 
 def _masked(value: Any, key: str = "") -> str:
@@ -105,7 +109,7 @@ def _masked(value: Any, key: str = "") -> str:
         inner = [(f"{key}.{name}" if key else name, item) for name, item in items]
     elif isinstance(value, list):
         inner = [(f"{key}[{at}]", item) for at, item in enumerate(cast("list[Any]", value))]
-    elif isinstance(value, str) and _MASK in value:
+    elif isinstance(value, str) and MASK in value:
         return key
     return next((found for name, item in inner if (found := _masked(item, name))), "")
 
