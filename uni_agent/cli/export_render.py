@@ -6,7 +6,7 @@ import argparse
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from uni_agent.errors import UniAgentError
 from uni_agent.types import Message, ToolCall
@@ -66,7 +66,11 @@ class RenderChecks:
             if self._config is None:
                 self._config = from_data(PipelineConfig, reader.meta()["config"])
             stored = reader.task(task_id)
-            raw = {**(stored["spec"] or {}), "id": task_id, "prompt": stored["prompt"]}
+            raw: dict[str, Any] = {
+                **(cast("dict[str, Any]", stored["spec"] or {})),
+                "id": task_id,
+                "prompt": stored["prompt"],
+            }
             config = self._config.for_task(validate_task(raw, f"task {task_id!r}"))
             self._tools[task_id] = tuple(Toolset([tool.build() for tool in config.tools]).schemas())
         return self._tools[task_id]
@@ -119,4 +123,5 @@ def stored_trajectory(
 
 def _message(stored: dict[str, Any]) -> Message:
     calls = tuple(ToolCall(**call) for call in stored["tool_calls"])
-    return Message(**{**stored, "tool_calls": calls, "parts": ()})
+    fields: dict[str, Any] = {**stored, "tool_calls": calls, "parts": ()}
+    return Message(**fields)
