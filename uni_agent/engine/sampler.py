@@ -212,6 +212,9 @@ class _Run:
             logprobs = None if logprobs is None or part.logprobs is None else logprobs + part.logprobs
         first, last = self.parts[0], self.parts[-1]
         extra = {**last.extra, "parts": len(self.parts)}
+        preempted = [part.extra["num_preempted"] for part in self.parts if "num_preempted" in part.extra]
+        if preempted:
+            extra["num_preempted"] = sum(preempted)
         experts = _joined_experts(self.parts, len(self.prompt))
         return TokenOutput(ids, logprobs, finish, tuple(spans), experts, first.cached_tokens, extra)
 

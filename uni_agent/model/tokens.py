@@ -123,6 +123,8 @@ class AgentChatSession:
         self._tools = tools
         self._prepared: Prepared | None = None
         self._opening = 0
+        self.preempted: int | None = None
+        """How often the engine put requests of this conversation back in its queue; None when it does not tell."""
 
     @property
     def caches(self) -> list[RolloutCache]:
@@ -252,4 +254,7 @@ class AgentChatSession:
             on_drop=self._graph.record_drop,
             media=prepared.images,
         )
+        preempted = sampling.output.extra.get("num_preempted")
+        if isinstance(preempted, int) and preempted >= 0:  # verl's servers say -1 for what they do not know
+            self.preempted = (self.preempted or 0) + preempted
         return sampling.output

@@ -78,11 +78,13 @@ def trajectories_of(
     session_id: str,
     train: TrainConfig,
     masked: bool,
+    preempted: int | None = None,
     render_of: Callable[[Trajectory], str | None] | None = None,
 ) -> tuple[Trajectory, ...]:
     """The trajectories of an episode's chains, in verl's order and within the lengths of `train`.
 
     With `masked` no token trains; the spans still say which were sampled. A chain without a sampled token is left out.
+    `preempted` is how often the engine preempted the session's requests.
     What `render_of` says of a whole trajectory, unless that is None, is its `extra["render"]`.
     """
     reward = record.reward
@@ -96,7 +98,7 @@ def trajectories_of(
             reward=score,
             reward_info=reward_info(record),
             exit_reason=str(record.exit_reason),
-            extra={"metrics": verl_metrics(record, chain)},
+            extra={"metrics": verl_metrics(record, preempted)},
         )
         if render_of is not None and (render := render_of(whole)) is not None:
             whole = replace(whole, extra={**whole.extra, "render": render})
@@ -141,15 +143,16 @@ def reward_info(record: RolloutRecord) -> dict[str, Any]:
     return {"success": float(bool(reward.resolved)), **parts}
 
 
-def verl_metrics(record: RolloutRecord, chain: Chain) -> dict[str, float]:
-    """Seconds as verl's AgentLoopMetrics has them, and how often the engine preempted the chain's requests."""
+def verl_metrics(record: RolloutRecord, preempted: int | None) -> dict[str, float]:
+    """Seconds as verl's AgentLoopMetrics has them, and preemptions where they are known."""
     timing = record.timing
     metrics = {"generate_sequences": timing.model, "tool_calls": timing.tools, "compute_score": timing.reward}
-    preempted = chain.cache.metrics.get("num_preempted")
     return metrics if preempted is None else {**metrics, "num_preempted": preempted}
 
 
-def numbers_of(record: RolloutRecord, turns: Sequence[Turn], *, attempts: int, replaced: int) -> dict[str, float]:
+def numbers_of(
+    record: RolloutRecord, turns: Sequence[Turn], *, attempts: int, replaced: int, preempted: int | None = None
+) -> dict[str, float]:
     """The numbers of one rollout that go into the trainer's metrics; seconds, counts, tokens."""
     results = [result for turn in turns for result in turn.results]
     account = record.account
@@ -165,6 +168,7 @@ def numbers_of(record: RolloutRecord, turns: Sequence[Turn], *, attempts: int, r
         **{f"seconds_{phase}": seconds for phase, seconds in record.timing.to_dict().items()},
         "attempts": float(attempts),
         "replaced": float(replaced),
+        **({} if preempted is None else {"preemptions": float(preempted)}),
     }
 
 

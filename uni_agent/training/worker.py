@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from uni_agent.engine.base import SamplingBackend, SamplingParams
 from uni_agent.errors import ConfigError
 from uni_agent.model.config import VerlModelConfig
+from uni_agent.model.tokens import AgentChatSession
 from uni_agent.runtime.rollout import Attempt, RolloutLog, RolloutParts
 from uni_agent.tokens.base import Renderer, ToolSchema
 from uni_agent.tools.toolset import Toolset
@@ -200,13 +201,24 @@ class _Rollout:
             train=self.worker.train,
             masked=masked,
             render_of=self.worker.render_of,
+            preempted=_preempted(attempt),
         )
         if sum(len(chain.cache) for chain in chains) < _INLINE_TOKENS:
             return made()
         return await asyncio.to_thread(made)  # each chain is rendered once more
 
     def _numbers(self, attempt: Attempt, record: RolloutRecord) -> dict[str, float]:
-        return numbers_of(record, attempt.turns, attempts=self.tries.attempts, replaced=self.tries.replaced)
+        return numbers_of(
+            record,
+            attempt.turns,
+            attempts=self.tries.attempts,
+            replaced=self.tries.replaced,
+            preempted=_preempted(attempt),
+        )
+
+
+def _preempted(attempt: Attempt) -> int | None:
+    return attempt.session.preempted if isinstance(attempt.session, AgentChatSession) else None
 
 
 _WORKERS: dict[str, RolloutWorker] = {}
