@@ -27,7 +27,7 @@ class ShuffledReward(AbstractRewardSpec):
         result = await self._inner.compute_reward(context)
         if result.score is None:
             return result
+        score = _DRAW.choice(_EARNED) if _EARNED else 0.0
         _EARNED.append(result.score)
         del _EARNED[:-_MOST]
-        score = _DRAW.choice(_EARNED)
         return replace(result, score=score, resolved=score >= 1.0)

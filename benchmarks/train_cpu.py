@@ -163,7 +163,8 @@ def main() -> int:
         options.out.with_suffix(".json").write_text(text + "\n", encoding="utf-8")
         plot(result, options.out.with_suffix(".svg"))
     held = result["verdict"]
-    return 0 if held["enough"] and not held["lost_kinds"] and held.get("control_still", True) else 1
+    good = held["enough"] and held["within_ten_minutes"] and not held["lost_kinds"]
+    return 0 if good and held.get("control_still", True) else 1
 
 
 if __name__ == "__main__":

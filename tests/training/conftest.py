@@ -11,8 +11,6 @@ import pytest
 
 from tests.training.local_server import POLICY
 
-pytest_plugins: list[str] = []
-
 ROOT = Path(__file__).parents[2]
 
 

@@ -14,7 +14,7 @@ from tests.training.conftest import pipeline_text
 from uni_agent.config.load import from_data
 from uni_agent.errors import ConfigError
 from uni_agent.pipeline import PipelineConfig
-from uni_agent.training.command import Folders, VerlCommand, verl_command, write_data
+from uni_agent.training.command import VerlCommand, check_data, verl_command, with_plugin
 from uni_agent.training.resolve import resolved_config
 
 pytestmark = pytest.mark.usefixtures("verl_installed")
@@ -128,10 +128,69 @@ def test_sampling_that_the_trainer_cannot_compute_is_refused() -> None:
         from_data(PipelineConfig, text)
 
 
-def test_more_prompts_a_step_than_tasks_is_an_error(tmp_path: Path) -> None:
-    config = from_data(PipelineConfig, {**pipeline_text(tasks_per_step=61)})
+def test_what_is_wrong_with_the_tasks_is_said_before_anything_starts() -> None:
+    config = from_data(PipelineConfig, pipeline_text(tasks_per_step=61))
+    tasks = config.data.build().load()
+    assert config.train is not None
     with pytest.raises(ConfigError, match="only 60 tasks"):
-        write_data(config, config.data.build().load(), Folders(tmp_path))
+        check_data(config.train, tasks, [])
+    validation = {"data": pipeline_text()["data"], "group_by": "colour"}
+    train = from_data(PipelineConfig, pipeline_text(validation=validation)).train
+    assert train is not None
+    with pytest.raises(ConfigError, match="holds no task"):
+        check_data(train, tasks, [])
+    with pytest.raises(ConfigError, match=r"group_by: task 'shell-basics-01-create' has no metadata 'colour'"):
+        check_data(train, tasks, tasks)
+    check_data(train.model_copy(update={"validation": None}), tasks, [])
+
+
+def test_a_task_chooses_its_agent_by_name(tmp_path: Path) -> None:
+    config = from_data(PipelineConfig, pipeline_text())
+    tasks = config.data.build().load()
+    named = [tasks[0].model_copy(update={"metadata": {**tasks[0].metadata, "agent_name": "careful"}}), *tasks[1:]]
+    assert config.train is not None
+    with pytest.raises(ConfigError, match=r"'careful' is none of uni_agent"):
+        check_data(config.train, named, [])
+    other = tmp_path / "careful.yaml"
+    made = command(tmp_path, rollout={"type": "in_process", "pipelines": {"careful": str(other)}})
+    loops = yaml.safe_load(made.files()[tmp_path / "verl" / "agent_loops.yaml"])
+    assert [(loop["name"], loop.get("pipeline")) for loop in loops] == [("uni_agent", None), ("careful", str(other))]
+    runners = {"type": "gateway", "agent_runners": {"a": {}, "b": {}}}
+    several = from_data(PipelineConfig, pipeline_text(rollout=runners)).train
+    assert several is not None
+    with pytest.raises(ConfigError, match=r"metadata\.agent_name has to say which: a, b"):
+        check_data(several, tasks, [])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"trainer.tset_freq": 5}, r"trainer\.tset_freq: verl's configuration has no such key.*test_freq"),
+        ({"actor_rollout_ref.rollout.custom.uni_agent.train.credit.max_staleness": 2}, "disagrees with train"),
+        ({"transfer_queue.enable": False}, r"disagrees with train\.mode"),
+        ({"+actor_rollout_ref.rollout.agent.agent_loop_manager_class": "x.Y"}, r"disagrees with train\.rollout\.type"),
+    ],
+)
+def test_an_override_that_would_be_lost_is_refused(tmp_path: Path, overrides: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        command(tmp_path, overrides=overrides)
+
+
+def test_a_key_that_verls_files_do_not_name_is_written_with_a_plus(tmp_path: Path) -> None:
+    key = "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype"
+    assert at(command(tmp_path, overrides={f"+{key}": "bf16"}).config, key) == "bf16"
+
+
+def test_options_of_a_runner_may_be_given_where_its_users_have_them(tmp_path: Path) -> None:
+    key = "actor_rollout_ref.rollout.custom.agent_framework.agent_runners.default.runner_kwargs.report_reward"
+    config = command(tmp_path, rollout={"type": "gateway"}, overrides={key: True}).config
+    assert at(config, key) is True
+
+
+def test_the_users_own_modules_stay() -> None:
+    assert with_plugin("") == "uni_agent.training.plugin"
+    assert with_plugin("mine.losses") == "mine.losses,uni_agent.training.plugin"
+    assert with_plugin(with_plugin("a")) == with_plugin("a")
 
 
 @pytest.mark.slow
@@ -149,7 +208,7 @@ def test_verl_takes_the_configuration(tmp_path: Path, mode: str) -> None:
 
 
 def test_a_value_in_place_of_a_table_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"'algorithm' is given a value of its own, but algorithm\.adv_estimator"):
+    with pytest.raises(ConfigError, match=r"'algorithm' is given a value of its own, but algorithm\."):
         command(tmp_path, overrides={"algorithm": "nothing"})
 
 

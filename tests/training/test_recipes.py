@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from functools import cache
+from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
-import yaml
 
 from tests.training.conftest import ROOT
 from uni_agent.cli import main
@@ -25,14 +23,6 @@ HERE = ("-o", "model.path=pkg://uni_agent/assets/quickstart_policy", "-o", f"dat
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 MEGATRON, ASYNC, MODEL = f"{ACTOR}.megatron", "async_training", "actor_rollout_ref.model"
-FREE = (
-    f"{ACTOR}.optim.override_optimizer_config.",
-    f"{MEGATRON}.override_transformer_config.",
-    f"{ROLLOUT}.engine_kwargs.sglang.",
-    f"{MODEL}.override_config.",
-)
-"""Where verl passes on whatever it is given."""
-
 ALL: dict[str, Any] = {
     "trainer.device": "cuda",
     "algorithm.adv_estimator": "uni_agent_grpo",
@@ -249,25 +239,6 @@ def at(config: Mapping[str, Any], key: str) -> Any:
     return config
 
 
-def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
-    for key, value in values.items():
-        if isinstance(value, dict):
-            yield from flat(cast("dict[str, Any]", value), f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}"
-
-
-@cache
-def verl_keys() -> frozenset[str]:
-    """Every key of verl's own files, of the synchronous trainers and of the fully asynchronous one."""
-    folder = Path(cast("str", import_module("verl").__file__)).parent
-    files = (
-        "trainer/config/_generated_ppo_megatron_trainer.yaml",
-        "experimental/fully_async_policy/config/fully_async_ppo_megatron_trainer.yaml",
-    )
-    return frozenset(key for file in files for key in flat(yaml.safe_load((folder / file).read_text())))
-
-
 def test_every_recipe_is_compared_with_its_publication() -> None:
     assert sorted(PUBLISHED) == NAMES
 
@@ -277,15 +248,6 @@ def test_a_recipe_is_complete_but_for_the_model_and_the_data(name: str, capsys: 
     code = main(["check", str(FOLDER / f"{name}.yaml"), *HERE])
     told = capsys.readouterr()
     assert (code, told.err) == (0, "")
-
-
-@pytest.mark.usefixtures("verl_installed")
-@pytest.mark.parametrize("name", NAMES)
-def test_what_has_no_field_here_is_a_key_of_verl(name: str) -> None:
-    train = load_config(PipelineConfig, FOLDER / f"{name}.yaml").config.train
-    assert train is not None
-    stated = {key for key in flat(train.overrides) if key != "defaults" and not key.startswith(FREE)}
-    assert stated <= verl_keys()
 
 
 @pytest.mark.slow

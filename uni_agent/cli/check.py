@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import shutil
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from uni_agent.cli.output import print_json
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from uni_agent.config.load import Loaded
     from uni_agent.pipeline import PipelineConfig
     from uni_agent.runtime.preflight import Finding
+    from uni_agent.types import Task
 
 _LOW_DISK = 2**30
 """Bytes below which a run's folder will soon be full."""
@@ -56,9 +57,10 @@ def execute(args: argparse.Namespace) -> int:
 def _findings(loaded: Loaded[PipelineConfig], *, online: bool) -> list[Finding]:
     from uni_agent.runtime.preflight import preflight
 
-    findings = preflight(loaded.config).findings
+    found = preflight(loaded.config)
+    findings = found.findings
     if loaded.config.train is not None:
-        findings.append(_trainable(loaded.config))
+        findings.append(_trainable(loaded.config, found.tasks))
     told = "\n".join(finding.problem for finding in findings)
     findings += [finding for name, finding in _variables(loaded) if name not in told]
     # A model or sandbox that cannot even be built would only fail a second time.
@@ -67,17 +69,19 @@ def _findings(loaded: Loaded[PipelineConfig], *, online: bool) -> list[Finding]:
     return findings
 
 
-def _trainable(config: PipelineConfig) -> Finding:
+def _trainable(config: PipelineConfig, tasks: Sequence[Task]) -> Finding:
     """Whether verl is there and takes the configuration that the `train:` block comes to."""
     import tempfile
     from pathlib import Path
 
     from uni_agent.cli.train import check_training
     from uni_agent.runtime.preflight import Finding
+    from uni_agent.training.command import verl_command
 
     try:
+        check_training(config, tasks)
         with tempfile.TemporaryDirectory() as folder:
-            command = check_training(config, Path(folder))
+            command = verl_command(config, Path(folder))
             command.write()
             command.resolved()
     except ConfigError as error:

@@ -75,10 +75,11 @@ def _train(args: argparse.Namespace, loaded: Loaded[PipelineConfig]) -> int:
     problems, tasks = _looked(found := preflight(loaded.config)), found.tasks
     if problems:
         raise ConfigError("\n".join(problems))
-    check_training(loaded.config, Path())
-    run_dir = _claim_run_dir(args, loaded.config)
+    check_training(loaded.config, tasks)
     if args.dry_run:
-        return dry_run(loaded, tasks, run_dir)
+        resume, args.resume = args.resume is not None, None
+        return dry_run(loaded, tasks, _claim_run_dir(args, loaded.config), resume=resume)
+    run_dir = _claim_run_dir(args, loaded.config)
     return asyncio.run(train(args, loaded, tasks, run_dir, _open_store(args, loaded, tasks, run_dir)))
 
 

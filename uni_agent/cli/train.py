@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import importlib.util
 import json
 import signal
 import sys
+import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from uni_agent.errors import ConfigError, boundary
+from uni_agent.errors import ConfigError, MissingExtraError, boundary
 
 if TYPE_CHECKING:
     from uni_agent.config.load import Loaded
@@ -24,25 +27,35 @@ RESUMABLE = ("train.steps", "train.validation", "train.checkpoint", "train.logge
 """Keys of `train` that may differ between a run and its resume."""
 
 
-def check_training(config: PipelineConfig, run_dir: Path) -> VerlCommand:
-    """The trainer's command. Raises ConfigError, MissingExtraError with the extra to install."""
-    from uni_agent.optional import load
+def check_training(config: PipelineConfig, tasks: Sequence[Task]) -> None:
+    """See that the training can start. Raises ConfigError, MissingExtraError with the extra to install."""
     from uni_agent.runtime.preflight import check_tasks
-    from uni_agent.training.command import verl_command
+    from uni_agent.training.command import check_data, verl_command
+    from uni_agent.training.resolve import composed
 
-    load("verl", extra="train", needed_for="a `train:` block")
-    load("transfer_queue", extra="train", needed_for="a `train:` block")
+    for package in ("verl", "transfer_queue", "wrapt"):
+        if importlib.util.find_spec(package) is None:
+            raise MissingExtraError(package, "train", "a `train:` block")
     train = config.train
-    if train is not None and train.validation is not None:
-        check_tasks(config, train.validation.data.build().load())
-    return verl_command(config, run_dir)
+    if train is None:
+        raise ConfigError("train: there is no `train:` block in this pipeline")
+    held_out = train.validation.data.build().load() if train.validation is not None else []
+    check_tasks(config, held_out)
+    check_data(train, tasks, held_out)
+    with tempfile.TemporaryDirectory() as folder:
+        command = verl_command(config, Path(folder))
+        command.write()
+        composed(command.folders.verl)
 
 
-def dry_run(loaded: Loaded[PipelineConfig], tasks: list[Task], run_dir: Path) -> int:
-    """Write everything that a run would read, print verl's command and its whole configuration, start nothing."""
+def dry_run(loaded: Loaded[PipelineConfig], tasks: list[Task], run_dir: Path, *, resume: bool) -> int:
+    """Write everything that a run would read, print verl's command and its whole configuration, start nothing.
+
+    `run_dir` is a folder of its own, also where a run would be resumed: that one's files belong to its trainer.
+    """
     from uni_agent.config.dump import dump_yaml
 
-    command = _written(loaded, tasks, run_dir, resume=False)
+    command = _written(loaded, tasks, run_dir, resume=resume)
     print(dump_yaml(command.resolved()), end="")
     print("\n# " + command.shell.replace("\n", "\n# "))
     print(f"{command.folders.pipeline}\n{command.folders.verl / 'train.yaml'}\n(nothing was run)", file=sys.stderr)

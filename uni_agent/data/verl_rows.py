@@ -82,8 +82,10 @@ def write_verl_parquet(
     """Write one row per task, in their order, and say how many they are. The file appears whole or not at all.
 
     `group_by` names a metadata key whose value is appended to `data_source` (`shell/copy`): verl reports validation
-    by data source. Raises DataError for an id that comes twice, a task without that key, no task at all, and a path
-    that cannot be written; MissingExtraError without pyarrow.
+    by data source. A task's own `metadata.agent_name` goes before `agent_name`.
+
+    Raises DataError for an id that comes twice, a task without that key, no task at all, and a path that cannot be
+    written; MissingExtraError without pyarrow.
     """
     rows = verl_rows(tasks, split=split, data_source=data_source, group_by=group_by, agent_name=agent_name)
     with atomic_file(Path(path)) as file:
@@ -118,7 +120,8 @@ def verl_rows(
             raise DataError(f"task {task.id!r}: comes twice; verl would train on it twice as often")
         seen.add(task.id)
         source = data_source if group_by is None else f"{data_source}/{_group(task, group_by)}"
-        yield task_row(task, index, split=split, data_source=source, agent_name=agent_name)
+        name = str(task.metadata.get("agent_name", agent_name))
+        yield task_row(task, index, split=split, data_source=source, agent_name=name)
 
 
 def arrow_schema() -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -23,8 +22,6 @@ from uni_agent.types import Task
 
 SETTINGS = "uni_agent"
 """Our key in verl's free dict `actor_rollout_ref.rollout.custom`."""
-
-_MANY = 2**20
 
 
 class CreditedOutput(AgentLoopOutput):
@@ -56,10 +53,9 @@ class UniAgentLoop(AgentLoopBase):
     def __init__(self, *args: Any, pipeline: str | None = None, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)  # pyright: ignore[reportUnknownMemberType] - verl's own keywords
         custom: Mapping[str, Any] = self.rollout_config.custom or {}
-        settings = dict(custom.get(SETTINGS) or {})
-        if pipeline is not None:
-            settings["pipeline"] = pipeline
-        self.worker: RolloutWorker = worker_of(settings, share=self.rollout_config.agent.num_workers)
+        settings: Mapping[str, Any] = custom.get(SETTINGS) or {}
+        share = self.rollout_config.agent.num_workers
+        self.worker: RolloutWorker = worker_of(settings, share=share, named=pipeline)
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> Any:
         """Carry out one sample of the row's task.
@@ -96,21 +92,7 @@ class UniAgentLoop(AgentLoopBase):
         )
 
     def _sample(self, row: Mapping[str, Any]) -> Sample:
-        train = self.worker.train
-        each = train.samples_per_task or self.worker.config.run.samples_per_task
-        checked = train.validation.samples_per_task if train.validation is not None else 0
-        info: Mapping[str, Any] = row.get("extra_info") or {}
-        session = row.get("session_id")
-        if session is None:  # the older trainers do not number the samples of a group
-            session, each, checked = secrets.randbelow(_MANY), _MANY, _MANY
-        return Sample(
-            phase="validation" if info.get("split") == "validation" else "train",
-            step=int(row.get("global_steps") or 0),
-            uid=str(row.get("uid", "")),
-            session=int(session),
-            width=each + checked,
-            training=each,
-        )
+        return Sample.of(row, self.worker.train, self.worker.config.run)
 
     def _nothing(self, outcome: Outcome, task: Task, row: Mapping[str, Any]) -> CreditedOutput:
         """A row that trains nothing, for trainers that need one for each sample; our estimators pass over it."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shlex
@@ -12,13 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import yaml
-
 from uni_agent.config.dump import dump_yaml
 from uni_agent.data.verl_rows import AGENT_NAME, write_verl_parquet
-from uni_agent.errors import ConfigError, MissingExtraError, boundary
+from uni_agent.errors import ConfigError, boundary
 from uni_agent.model.config import VerlModelConfig
 from uni_agent.optional import load
+from uni_agent.training import verl_files
 from uni_agent.training.config import GatewayRollout, InProcessRollout, TrainConfig
 
 if TYPE_CHECKING:
@@ -72,14 +70,15 @@ class Folders:
 class VerlCommand:
     """A training run as verl takes it.
 
-    `config` is what is laid over verl's own defaults `base` (nested), `entry` the module that is run, `environment`
-    what is added to the process's own.
+    `config` is what is laid over verl's own defaults `base` (nested), `entry` the module that is run, `pipelines` are
+    further agent loops by name, `environment` is what is added to the process's own.
     """
 
     folders: Folders
     config: dict[str, Any]
     entry: str
     base: str = "ppo_trainer"
+    pipelines: dict[str, str] = field(default_factory=dict[str, str])
     environment: dict[str, str] = field(default_factory=dict[str, str])
 
     @property
@@ -108,6 +107,7 @@ class VerlCommand:
         """The files that the command reads."""
         folder = self.folders.verl
         loops = [{"name": AGENT_NAME, "_target_": LOOP}]
+        loops += [{"name": name, "_target_": LOOP, "pipeline": path} for name, path in self.pipelines.items()]
         return {
             folder / "train.yaml": yaml_text(self.config, self.base, folder.absolute()),
             folder / "agent_loops.yaml": dump_yaml(loops),
@@ -147,20 +147,34 @@ class Keys:
         self.defaults.update(keys)
 
     def merged(self, overrides: Mapping[str, Any], where: str = "train.overrides") -> dict[str, Any]:
-        """Everything, nested. Raises ConfigError for an override that contradicts a field."""
+        """Everything, nested.
+
+        Raises ConfigError for an override that contradicts a field, and for one that verl does not know.
+        """
         plain = json.loads(json.dumps(overrides))  # text from a YAML file remembers where it stood
-        stated = dict(_flat(plain))
+        stated = dict(verl_files.flat(plain))
+        verl_files.check_keys(stated, where)
+        stated = {key.removeprefix("+"): value for key, value in stated.items()}
+        fixed = dict(self._leaves())
         for key, value in stated.items():
-            known = self.fixed.get(key)
+            known = fixed.get(key)
             if known is not None and known[0] != value:
                 raise ConfigError(
                     f"{where}.{key}: {value!r} disagrees with {known[1]}, which makes it {known[0]!r}: set {known[1]}"
                 )
-        flat = {**self.defaults, **stated, **{key: value for key, (value, _) in self.fixed.items()}}
+        flat = {**self.defaults, **{key: value for key, (value, _) in fixed.items() if value != {}}, **stated}
         nested: dict[str, Any] = {}
         for key, value in flat.items():
             _put(nested, key, value)
         return nested
+
+    def _leaves(self) -> Iterator[tuple[str, tuple[Any, str]]]:
+        for key, (value, source) in self.fixed.items():
+            table = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
+            if table:
+                yield from ((name, (leaf, source)) for name, leaf in verl_files.flat(table, key))
+            else:
+                yield key, (value, source)
 
 
 def verl_command(
@@ -178,11 +192,11 @@ def verl_command(
     keys = Keys()
     _trainer_keys(keys, config, train, folders, resume=resume)
     _data_keys(keys, config, train, folders)
-    _actor_keys(keys, train, model)
+    _actor_keys(keys, train, model, config.run.seed if train.seed is None else train.seed)
     _rollout_keys(keys, config, train, model, folders)
     _path_keys(keys, train, folders)
     environment = {
-        "VERL_USE_EXTERNAL_MODULES": PLUGIN,
+        "VERL_USE_EXTERNAL_MODULES": with_plugin(os.environ.get("VERL_USE_EXTERNAL_MODULES", "")),
         "VERL_FILE_LOGGER_PATH": str((metrics or folders.verl / "metrics.jsonl").absolute()),
     }
     if train.device == "cpu":
@@ -200,7 +214,21 @@ def verl_command(
         if name != "VERL_FILE_LOGGER_PATH":  # the trainer's own; the rest is for processes on other machines too
             keys.default({f"ray_kwargs.ray_init.runtime_env.env_vars.{name}": value})
     entry = _FULLY_ASYNC if train.mode == "fully_async" else "verl.trainer.main_ppo"
-    return VerlCommand(folders, keys.merged(train.overrides), entry, _BASES[train.backend], environment)
+    pipelines = train.rollout.pipelines if isinstance(train.rollout, InProcessRollout) else {}
+    return VerlCommand(
+        folders,
+        keys.merged(train.overrides),
+        entry,
+        base=_BASES[train.backend],
+        pipelines={name: str(path.absolute()) for name, path in pipelines.items()},
+        environment=environment,
+    )
+
+
+def with_plugin(modules: str) -> str:
+    """The value of VERL_USE_EXTERNAL_MODULES that has our plugin beside the user's own `modules`."""
+    own = [name for name in modules.split(",") if name and name != PLUGIN]
+    return ",".join([*own, PLUGIN])
 
 
 def write_data(config: PipelineConfig, tasks: Sequence[Task], folders: Folders) -> tuple[int, int]:
@@ -225,13 +253,42 @@ def write_data(config: PipelineConfig, tasks: Sequence[Task], folders: Folders) 
         group_by=train.validation.group_by,
         agent_name=agent_name(train),
     )
-    if checked == 0:
-        raise ConfigError("train.validation.data: holds no task")
     return rows, checked
 
 
+def check_data(train: TrainConfig, tasks: Sequence[Task], held_out: Sequence[Task]) -> None:
+    """Look at the tasks before anything is started. Raises ConfigError for what would end the training later."""
+    if train.tasks_per_step > len(tasks):
+        raise ConfigError(
+            f"train.tasks_per_step: {train.tasks_per_step} prompts a step, but data has only {len(tasks)} tasks"
+        )
+    if train.validation is not None and not held_out:
+        raise ConfigError("train.validation.data: holds no task")
+    names = agent_names(train)
+    key = train.validation.group_by if train.validation is not None else None
+    for task in (*tasks, *held_out):
+        name = task.metadata.get("agent_name")
+        if name is None and isinstance(train.rollout, GatewayRollout) and len(names) > 1:
+            raise ConfigError(
+                f"task {task.id!r}: train.rollout.agent_runners has several, so metadata.agent_name has to say which: "
+                f"{', '.join(names)}"
+            )
+        if name is not None and name not in names:
+            raise ConfigError(f"task {task.id!r}: metadata.agent_name {name!r} is none of {', '.join(names)}")
+    for task in held_out:
+        if key is not None and key not in task.metadata:
+            raise ConfigError(f"train.validation.group_by: task {task.id!r} has no metadata {key!r}")
+
+
+def agent_names(train: TrainConfig) -> list[str]:
+    """The names that a task's `metadata.agent_name` may have: agent loops, or runners."""
+    if isinstance(train.rollout, GatewayRollout):
+        return list(train.rollout.agent_runners)
+    return [AGENT_NAME, *train.rollout.pipelines]
+
+
 def agent_name(train: TrainConfig) -> str:
-    """The `agent_name` of the rows: verl's agent loop, or the runner where there is only one."""
+    """The `agent_name` of rows whose task names none: our agent loop, or the first runner."""
     if isinstance(train.rollout, GatewayRollout):
         return next(iter(train.rollout.agent_runners))
     return AGENT_NAME
@@ -239,7 +296,11 @@ def agent_name(train: TrainConfig) -> str:
 
 def yaml_text(config: Mapping[str, Any], base: str = "ppo_trainer", folder: Path | None = None) -> str:
     """A file for Hydra: `config` over verl's own defaults `base`. Hydra's own files go to `folder`."""
-    hydra: dict[str, Any] = {"searchpath": ["pkg://verl.trainer.config"], "output_subdir": None}
+    # By its folder: `pkg://` would import all of verl to find it.
+    hydra: dict[str, Any] = {
+        "searchpath": [f"file://{verl_files.verl_folder() / 'trainer' / 'config'}"],
+        "output_subdir": None,
+    }
     if folder is not None:
         hydra["run"] = {"dir": str(folder)}
     return dump_yaml({"hydra": hydra, "defaults": [base, "_self_"], **config})
@@ -247,7 +308,7 @@ def yaml_text(config: Mapping[str, Any], base: str = "ppo_trainer", folder: Path
 
 def _cpu_options(train: TrainConfig) -> dict[str, Any]:
     """What the CPU's sampler has to be told: verl tells a custom one nothing of filtered and refilled groups."""
-    stated = dict(_flat(train.overrides))
+    stated = dict(verl_files.flat(train.overrides))
     filters = "algorithm.filter_groups."
     return {
         "mode": "sync" if train.mode == "fully_async" else train.mode,
@@ -265,14 +326,8 @@ def _fully_async_defaults() -> dict[str, Any]:
 
     Its file cannot lie below another: it has a search path of its own, which Hydra takes of the first file alone.
     """
-    spec = importlib.util.find_spec("verl")
-    if spec is None or not spec.submodule_search_locations:
-        raise MissingExtraError("verl", "train", "train.mode 'fully_async'")
-    folder = Path(spec.submodule_search_locations[0], "experimental/fully_async_policy/config")
-    with boundary(ConfigError, "train.mode: verl's fully asynchronous trainer cannot be found"):
-        text = (folder / "fully_async_ppo_trainer.yaml").read_text(encoding="utf-8")
-        content: dict[str, Any] = yaml.safe_load(text)
-    return {key: value for key, value in _flat(content) if key.split(".")[0] not in ("hydra", "defaults")}
+    content = verl_files.read("experimental/fully_async_policy/config/fully_async_ppo_trainer.yaml")
+    return {key: value for key, value in verl_files.flat(content) if key.split(".")[0] not in ("hydra", "defaults")}
 
 
 def hydra_overrides(texts: Sequence[str]) -> dict[str, Any]:
@@ -303,6 +358,7 @@ def _trainer_keys(keys: Keys, config: PipelineConfig, train: TrainConfig, folder
         keys.set("train.mini_batch_tasks", trainer__v1__separate_async__parameter_sync_step=updates)
     if train.mode != "fully_async":
         keys.set("train.mode", trainer__use_v1=True, trainer__v1__trainer_mode=f"uni_agent_{train.mode}")
+        keys.set("train.mode", transfer_queue__enable=True)
     else:
         keys.default(_fully_async_defaults())
         keys.set(
@@ -323,7 +379,6 @@ def _trainer_keys(keys: Keys, config: PipelineConfig, train: TrainConfig, folder
             "trainer.total_epochs": _FOREVER,
             "trainer.project_name": "uni_agent",
             "trainer.experiment_name": config.name,
-            "transfer_queue.enable": True,
         }
     )
 
@@ -344,10 +399,9 @@ def _data_keys(keys: Keys, config: PipelineConfig, train: TrainConfig, folders: 
     keys.default({"data.shuffle": True, "data.dataloader_num_workers": 0})
 
 
-def _actor_keys(keys: Keys, train: TrainConfig, model: VerlModelConfig) -> None:
+def _actor_keys(keys: Keys, train: TrainConfig, model: VerlModelConfig, seed: int | None) -> None:
     actor = "actor_rollout_ref__actor__"
-    seed = {} if train.seed is None else {f"{actor}data_loader_seed": train.seed}
-    keys.set("train.seed", **seed)
+    keys.set("train.seed", **{f"{actor}data_loader_seed": seed})
     keys.set("train.backend", **{f"{actor}strategy": train.backend})
     keys.set("model.path", actor_rollout_ref__model__path=str(model.path.absolute()))
     keys.set("train.learning_rate", **{f"{actor}optim__lr": train.learning_rate})
@@ -400,6 +454,9 @@ def _rollout_keys(
         "train.validation.samples_per_task", **{f"{rollout}val_kwargs__n": checked.samples_per_task if checked else 1}
     )
     keys.set("train", **{f"{rollout}calculate_log_probs": True})
+    parser = getattr(model.renderer, "tool_parser", "auto")
+    if parser not in ("auto", "none"):
+        keys.set("model.renderer.tool_parser", **{f"{rollout}multi_turn__format": parser})
     custom = f"{rollout}custom__uni_agent__"
     keys.set("run.output_dir", **{f"{custom}pipeline": str(folders.pipeline), f"{custom}run_dir": str(folders.run_dir)})
     keys.set("train", **{f"{custom}train": train.model_dump(mode="json", exclude={"overrides", "validation"})})
@@ -418,6 +475,7 @@ def _path_keys(keys: Keys, train: TrainConfig, folders: Folders) -> None:
     agent = "actor_rollout_ref__rollout__agent__"
     rollout = train.rollout
     if isinstance(rollout, InProcessRollout):
+        keys.set("train.rollout.type", **{f"{agent}agent_loop_manager_class": None})
         keys.set("train.rollout.workers", **{f"{agent}num_workers": rollout.workers})
         keys.set(
             "train.rollout.type",
@@ -444,15 +502,6 @@ def _path_keys(keys: Keys, train: TrainConfig, folders: Folders) -> None:
             )
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        name = f"{prefix}.{key}" if prefix else str(key)
-        if isinstance(value, Mapping) and value:
-            yield from _flat(cast("Mapping[str, Any]", value), name)
-        else:
-            yield name, value
-
-
 def _put(nested: dict[str, Any], key: str, value: Any) -> None:
     *path, last = key.split(".")
     node: Any = nested
@@ -460,6 +509,9 @@ def _put(nested: dict[str, Any], key: str, value: Any) -> None:
         node = cast("dict[str, Any]", node).setdefault(step, {})
         if not isinstance(node, dict):
             raise ConfigError(f"overrides: {step!r} is given a value of its own, but {key} stands below it")
+    if node.get(last) and isinstance(node[last], dict):
+        below = next(iter(node[last]))
+        raise ConfigError(f"overrides: {key!r} is given a value of its own, but {key}.{below} stands below it")
     node[last] = value
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from uni_agent.config.base import Config, part_tag
+from uni_agent.config.base import Config, ConfigPath, part_tag
 from uni_agent.data.config import DataConfig
 from uni_agent.types import ExitClass, ExitReason
 
@@ -32,6 +32,9 @@ class InProcessRollout(Config):
     """`in_process`"""
     workers: int = Field(default=1, ge=1)
     """Agent loop workers (`rollout.agent.num_workers`), each a process; `run.concurrency` is shared among them."""
+    pipelines: dict[str, ConfigPath] = {}
+    """Further pipelines by name: tasks whose `metadata.agent_name` is that name are rolled out by it. Its model and its
+    `train:` block are those of this file."""
 
 
 class GatewayRunner(Config):
@@ -45,6 +48,8 @@ class GatewayRunner(Config):
     """In the framework's worker, or each session in a Ray task of its own."""
     max_concurrent_sessions: int = Field(default=0, ge=0)
     """Most sessions of this runner at once; 0: no limit but `run.concurrency`."""
+    session_timeout: float = Field(default=14_400.0, gt=0)
+    """Seconds for one session, of all its attempts the longest."""
     trajectory_selection: Literal["all", "longest"] = "all"
     """Every trajectory of a session trains, or the one with the most trained tokens."""
 
@@ -57,7 +62,7 @@ class GatewayRollout(Config):
     gateway_count: int = Field(default=1, ge=1)
     """Gateways, each a Ray actor."""
     agent_runners: dict[str, GatewayRunner] = {"default": GatewayRunner()}
-    """Runners by name. With several, a row's `agent_name` chooses."""
+    """Runners by name. With several, a task's `metadata.agent_name` chooses."""
     use_reward_loop_worker: bool = True
     """Ask verl's reward worker where neither the episode nor the session came with a reward."""
     log_dir: str | None = None
@@ -136,8 +141,8 @@ class CheckpointConfig(Config):
 
     every: int | None = Field(default=None, ge=1)
     """Steps between checkpoints; the last step is always saved. None: only the last."""
-    keep: int | None = Field(default=1, ge=1)
-    """How many are kept; None: all."""
+    keep: int | None = Field(default=2, ge=1)
+    """How many are kept; None: all. With 1 there is none for a moment: verl removes the old before it names the new."""
 
 
 class TrainConfig(Config):

@@ -14,7 +14,7 @@ from uni_agent.engine.embedded import model_window
 from uni_agent.engine.verl import VerlBackend
 from uni_agent.errors import ConfigError, MissingExtraError, ModelError, boundary
 from uni_agent.optional import load
-from uni_agent.training.command import PLUGIN, Keys, hydra_overrides, yaml_text
+from uni_agent.training.command import Keys, hydra_overrides, with_plugin, yaml_text
 from uni_agent.training.resolve import composed
 
 if TYPE_CHECKING:
@@ -74,12 +74,15 @@ class VerlChatModel:
     async def close(self) -> None:
         """Let go of the servers, and of the cluster if it is our own."""
         async with self._lock:
-            model, self._model, self._manager = self._model, None, None
+            model, self._model = self._model, None
+            manager, self._manager = self._manager, None
             if model is not None:
                 await model.close()
+            ray = load("ray", extra="train", needed_for="model.type 'verl'")
+            for server in getattr(manager, "server_handles", ()):  # their names are taken while they live
+                ray.kill(server)
             if self._own_cluster:
                 self._own_cluster = False
-                ray = load("ray", extra="train", needed_for="model.type 'verl'")
                 await asyncio.to_thread(ray.shutdown)
 
     def _started(self) -> AgentChatModel:
@@ -94,7 +97,7 @@ class VerlChatModel:
     def _prepared(self) -> Any:
         """Verl's configuration; the environment and the plugin are in place afterwards."""
         keys = evaluation_keys(self._config, self._window())
-        os.environ.setdefault("VERL_USE_EXTERNAL_MODULES", PLUGIN)
+        os.environ["VERL_USE_EXTERNAL_MODULES"] = with_plugin(os.environ.get("VERL_USE_EXTERNAL_MODULES", ""))
         if _on_cpu(self._config):
             from uni_agent.training import cpu
 

@@ -9,25 +9,17 @@ import signal
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from uni_agent.errors import ConfigError, boundary
 from uni_agent.store.run import RunStore
+from uni_agent.training.board import StepBoard
 from uni_agent.training.command import VerlCommand, process_environment
-from uni_agent.training.record import JournalCollector, StepMetrics, StepTail
+from uni_agent.training.record import JournalCollector, StepTail
 
 _POLL_SECONDS = 0.5
 _GRACE = (30.0, 15.0)
 """Seconds after SIGINT, then after SIGTERM, before the next stronger signal."""
 _TAIL_BYTES = 6000
-
-
-class StepBoard(Protocol):
-    """Shows the steps of a training run as they end. Never raises."""
-
-    def step(self, step: StepMetrics) -> None:
-        """A step ended."""
-        ...
 
 
 @dataclass(slots=True)
@@ -133,11 +125,20 @@ def last_words(log: Path) -> str:
 def saved_step(checkpoints: Path) -> int:
     """The step of verl's newest checkpoint, 0 without one: where a resumed run goes on."""
     with contextlib.suppress(OSError, ValueError):
-        return int((checkpoints / "latest_checkpointed_iteration.txt").read_text(encoding="utf-8"))
+        step = int((checkpoints / "latest_checkpointed_iteration.txt").read_text(encoding="utf-8"))
+        return step if (checkpoints / f"global_step_{step}").is_dir() else 0
     return 0
 
 
 def latest_policy(checkpoints: Path) -> Path | None:
-    """The newest checkpoint's model folder, which an engine serves as it is; None when nothing was saved."""
-    found = [path for path in checkpoints.glob("global_step_*/actor/huggingface") if (path / "config.json").is_file()]
+    """The newest checkpoint's model folder, which an engine serves as it is; None when nothing was saved.
+
+    A folder that was cut off while it was written, or that has no weights, is none.
+    """
+    saved = saved_step(checkpoints)
+    found = [
+        path
+        for path in checkpoints.glob("global_step_*/actor/huggingface")
+        if int(path.parts[-3].rpartition("_")[2]) <= saved and any(path.glob("*.safetensors"))
+    ]
     return max(found, key=lambda path: int(path.parts[-3].rpartition("_")[2]), default=None)

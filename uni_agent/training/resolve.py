@@ -28,7 +28,6 @@ def resolved_config(folder: Path, entry: str = "verl.trainer.main_ppo") -> dict[
 
 def composed(folder: Path) -> Any:
     """The configuration `train.yaml` of `folder` over verl's defaults, as Hydra's DictConfig. Raises ConfigError."""
-    load("verl", extra="train", needed_for="verl's configuration")
     hydra = load("hydra", extra="train", needed_for="verl's configuration")
     try:
         with hydra.initialize_config_dir(str(folder.absolute()), version_base=None):

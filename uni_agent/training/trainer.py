@@ -19,6 +19,7 @@ from uni_agent.training.algorithms.context import AdvantageContext, Row, side_of
 from uni_agent.training.algorithms.metrics import Sides, batch_metrics
 from uni_agent.training.batches import GroupLog, spread_padding
 from uni_agent.training.config import CreditConfig
+from uni_agent.training.filtering import trust
 
 PREFIX = "uni_agent_"
 MODES = ("sync", "colocate_async", "separate_async")
@@ -52,6 +53,8 @@ if TYPE_CHECKING:
 
         actor_rollout_wg: Any
 
+        def _build_replay_buffer(self) -> Any: ...
+
         def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any: ...
 
         def _compute_advantage(self, batch: Any, metrics: dict[str, Any]) -> Any: ...
@@ -74,6 +77,9 @@ class UniAgentTrainer(_Trainer):
         self._counts: dict[str, float] = {}
         self._groups = _group_log(config)
         super().__init__(config)
+
+    def _build_replay_buffer(self) -> Any:
+        return trust(super()._build_replay_buffer())
 
     def _balance_batch(self, batch: Any, metrics: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         batch = super()._balance_batch(batch, metrics, *args, **kwargs)

@@ -94,14 +94,12 @@ class RolloutWorker:
         """The chat model over verl's servers, within the lengths that the trainer takes."""
         model = self.config.model
         assert isinstance(model, VerlModelConfig)  # noqa: S101 - checked in `build`
-        on_abort: Literal["continue", "restart"] = "continue"
         return model.over(
             backend,
             self.renderer,
             seed=self.config.run.seed,
             sampling=sampling,
             max_response=self.train.max_response_tokens,
-            on_abort=on_abort,
         )
 
     def segments_of(self, ids: list[int]) -> list[tuple[str, int, int]]:
@@ -130,9 +128,7 @@ class RolloutWorker:
 
         Raises only cancellation, and ConfigError for a task whose overrides do not fit.
         """
-        config = self.config.for_task(task)
-        async with self.running:
-            return await _Rollout(self, config, task, sample, model).run()
+        return await _Rollout(self, self.config.for_task(task), task, sample, model).run()
 
 
 @dataclass(slots=True)
@@ -148,7 +144,8 @@ class _Rollout:
 
     async def run(self) -> Outcome:
         while True:
-            attempt, record = await self._attempt()
+            async with self.worker.running:  # not while waiting to try again
+                attempt, record = await self._attempt()
             self.tries.attempts += 1
             fate = verdict(record.exit_reason, self.worker.train, self.config.interaction)
             if fate != "failed":
@@ -225,22 +222,26 @@ _WORKERS: dict[str, RolloutWorker] = {}
 _LOCK = threading.Lock()
 
 
-def worker_of(settings: Mapping[str, Any], *, share: int) -> RolloutWorker:
+def worker_of(settings: Mapping[str, Any], *, share: int, named: str | None = None) -> RolloutWorker:
     """This process's worker for the pipeline that `settings` name: `pipeline`, a YAML, and `run_dir`.
 
-    It is made once. Raises ConfigError for a YAML that cannot be read or does not train.
+    `named` is another YAML, of one of several agents; its model and its `train:` block are those of the first. A worker
+    is made once. Raises ConfigError for a YAML that cannot be read or does not train.
     """
-    pipeline, run_dir = settings.get("pipeline"), settings.get("run_dir")
-    if not pipeline or not run_dir:
+    first, run_dir = settings.get("pipeline") or named, settings.get("run_dir")
+    if not first or not run_dir:
         raise ConfigError(
             "actor_rollout_ref.rollout.custom.uni_agent: needs `pipeline`, the path of a pipeline's YAML, and `run_dir`"
         )
+    path = str(named or first)
     with _LOCK:
-        if str(pipeline) not in _WORKERS:
-            _WORKERS[str(pipeline)] = RolloutWorker.build(
-                load_pipeline(Path(str(pipeline))), _recorder(Path(str(run_dir))), share=share
-            )
-        return _WORKERS[str(pipeline)]
+        if path not in _WORKERS:
+            config = load_pipeline(Path(path))
+            if path != str(first):
+                whole = load_pipeline(Path(str(first)))
+                config = config.model_copy(update={"model": whole.model, "train": whole.train})
+            _WORKERS[path] = RolloutWorker.build(config, _recorder(Path(str(run_dir))), share=share)
+        return _WORKERS[path]
 
 
 def load_pipeline(path: Path) -> PipelineConfig:
