@@ -18,8 +18,17 @@ from uni_agent.training.command import verl_command
 
 FOLDER = ROOT / "configs/recipes"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.yaml"))
-SUITE = "pkg://uni_agent/data/suites/shell_basics.jsonl"
-HERE = ("-o", "model.path=pkg://uni_agent/assets/quickstart_policy", "-o", f"data.path={SUITE}")
+SUITES = "pkg://uni_agent/data/suites"
+
+
+def here(name: str) -> list[str]:
+    """What a user of a recipe brings: a model, tasks, and held-out tasks where it validates."""
+    found = ["model.path=pkg://uni_agent/assets/quickstart_policy", f"data.path={SUITES}/shell_basics_heldout.jsonl"]
+    train = load_config(PipelineConfig, FOLDER / f"{name}.yaml").config.train
+    if train is not None and train.validation is not None:
+        found.append(f"train.validation.data.path={SUITES}/shell_basics.jsonl")
+    return found
+
 
 ACTOR, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
 MEGATRON, ASYNC, MODEL = f"{ACTOR}.megatron", "async_training", "actor_rollout_ref.model"
@@ -245,7 +254,7 @@ def test_every_recipe_is_compared_with_its_publication() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_recipe_is_complete_but_for_the_model_and_the_data(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    code = main(["check", str(FOLDER / f"{name}.yaml"), *HERE])
+    code = main(["check", str(FOLDER / f"{name}.yaml"), *(word for text in here(name) for word in ("-o", text))])
     told = capsys.readouterr()
     assert (code, told.err) == (0, "")
 
@@ -254,7 +263,7 @@ def test_a_recipe_is_complete_but_for_the_model_and_the_data(name: str, capsys: 
 @pytest.mark.usefixtures("verl_installed")
 @pytest.mark.parametrize("name", NAMES)
 def test_verl_takes_a_recipe_with_its_published_values(name: str, tmp_path: Path) -> None:
-    loaded = load_config(PipelineConfig, FOLDER / f"{name}.yaml", [text for text in HERE if text != "-o"])
+    loaded = load_config(PipelineConfig, FOLDER / f"{name}.yaml", here(name))
     command = verl_command(loaded.config, tmp_path)
     command.write()
     whole = command.resolved()
