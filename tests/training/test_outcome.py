@@ -12,8 +12,8 @@ from uni_agent.store.records import RolloutRecord
 from uni_agent.tokens.cache import RolloutCache
 from uni_agent.tokens.graph import Chain
 from uni_agent.training.config import TrainConfig
-from uni_agent.training.outcome import Outcome, stand_in, trajectories_of, turn_rewards, verdict
-from uni_agent.types import ExitReason, Message, RewardResult
+from uni_agent.training.outcome import Outcome, stand_in, token_numbers, trajectories_of, turn_rewards, verdict
+from uni_agent.types import ExitReason, Message, RewardResult, TokenAccount
 
 
 def train(**fields: Any) -> TrainConfig:
@@ -64,6 +64,20 @@ def record(reason: ExitReason = ExitReason.FINISHED, **reward: Any) -> RolloutRe
 def test_the_fate_of_an_ending(reason: ExitReason, exits: Any, mask_abnormal: bool, expected: str) -> None:
     interaction = InteractionConfig(mask_abnormal_exit_traj=mask_abnormal)
     assert verdict(reason, train(exits=exits), interaction) == expected
+
+
+def test_a_validation_leaves_out_no_ending_that_says_something_about_the_model() -> None:
+    own = train(exits={"token_limit": "drop", "sandbox_error": "drop"})
+    assert verdict(ExitReason.TOKEN_LIMIT, own, InteractionConfig()) == "drop"
+    assert verdict(ExitReason.TOKEN_LIMIT, own, InteractionConfig(), validation=True) == "mask"
+    assert verdict(ExitReason.SANDBOX_ERROR, own, InteractionConfig(), validation=True) == "failed"
+
+
+def test_an_account_whose_tokens_were_masked_in_the_end_has_none_that_trained() -> None:
+    account = TokenAccount(10, 6, 1, {"max_length": 3})
+    kept = {"tokens_sampled": 10.0, "tokens_dropped": 3.0}
+    assert token_numbers(account) == {**kept, "tokens_trained": 6.0, "tokens_masked": 1.0}
+    assert token_numbers(account, masked=True) == {**kept, "tokens_trained": 0.0, "tokens_masked": 7.0}
 
 
 def test_a_masked_trajectory_keeps_its_tokens_and_trains_none() -> None:

@@ -10,7 +10,8 @@ from typing import Literal
 from uni_agent.training.config import FailureConfig, Fate
 from uni_agent.types import ExitReason
 
-Verdict = Literal["retry", "replace", "drop", "mask"]
+Decision = Literal["retry", "replace", "drop", "mask"]
+"""What to do about one more failed attempt."""
 
 _BUDGET_FACTOR = 4
 
@@ -26,28 +27,41 @@ class Tries:
 
 @dataclass(slots=True)
 class FailurePolicy:
-    """Decides for all rollouts of one worker; `counts` tells what was decided."""
+    """Decides for all rollouts of one worker; `counts` tells what was decided since it was made.
+
+    Beside what `judge` counts, callers count there what else leaves rollouts out: `dropped_by_exit`, `unscored`.
+    """
 
     config: FailureConfig
     retries: int
     counts: Counter[str] = field(default_factory=Counter[str])
+    _taken: Counter[str] = field(default_factory=Counter[str])
     _failed: int = 0
     _spent: int = 0
 
-    def judge(self, tries: Tries, *, hopeless: bool = False, validate: bool = False) -> Verdict:
+    def judge(self, tries: Tries, *, hopeless: bool = False, validate: bool = False) -> Decision:
         """What to do after one more attempt of a rollout failed; keeps `tries` up to date.
 
         `hopeless`: what failed would fail again. A validation spends nothing of the budget and has no masked
         rows: they would count as a score of 0.
         """
         self.counts["infrastructure_failures"] += 1
-        verdict = self._verdict(tries, hopeless, validate)
-        if verdict == "mask" and validate:
-            verdict = "drop"
-        self.counts[{"retry": "retried", "replace": "replaced", "drop": "dropped", "mask": "masked"}[verdict]] += 1
-        return verdict
+        decision = self._decision(tries, hopeless, validate)
+        if decision == "mask" and validate:
+            decision = "drop"
+        self.counts[{"retry": "retried", "replace": "replaced", "drop": "dropped", "mask": "masked"}[decision]] += 1
+        return decision
 
-    def _verdict(self, tries: Tries, hopeless: bool, validate: bool) -> Verdict:
+    def take(self) -> dict[str, float]:
+        """What was counted since the last call, by name; {} when nothing happened.
+
+        For the `metrics` of the next trained sample, as `failures_<name>`: the trainer's metrics add them up.
+        """
+        new = self.counts - self._taken
+        self._taken = self.counts.copy()
+        return {name: float(count) for name, count in new.items()}
+
+    def _decision(self, tries: Tries, hopeless: bool, validate: bool) -> Decision:
         last = "mask" if self.config.on_infra_failure == "mask" else "drop"
         if hopeless:
             return last
@@ -71,10 +85,16 @@ class FailurePolicy:
         return wish
 
 
-def fate_of(reason: ExitReason, exits: Mapping[ExitReason, Fate], *, masked: bool) -> Fate:
-    """How a rollout that ended so trains: as `exits` says, or else masked where the episode's rules mask it."""
+def fate_of(reason: ExitReason, exits: Mapping[ExitReason, Fate], *, masked: bool, validation: bool = False) -> Fate:
+    """How a rollout that ended so trains: as `exits` says, or else masked where the episode's rules mask it.
+
+    In a `validation` no ending that says something about the model is left out: its reward counts, or a policy that
+    fails by an ending which is dropped would score the better the more it fails.
+    """
     if reason in exits:
-        return exits[reason]
-    if not reason.trains:
-        return "drop"
-    return "mask" if masked else "train"
+        fate = exits[reason]
+    elif not reason.trains:
+        fate = "drop"
+    else:
+        fate = "mask" if masked else "train"
+    return "mask" if validation and fate == "drop" and reason.trusted else fate

@@ -12,25 +12,31 @@ from uni_agent.training.failures import fate_of
 from uni_agent.trajectory.fit import fit
 from uni_agent.trajectory.trajectory import Trajectory
 from uni_agent.trajectory.verl import session_order
-from uni_agent.types import ExitReason, StepStatus, Turn
+from uni_agent.types import ExitReason, StepStatus, TokenAccount, Turn
 
 if TYPE_CHECKING:
     from uni_agent.interaction.config import InteractionConfig
     from uni_agent.store.records import RolloutRecord
     from uni_agent.tokens.graph import Chain
 
-SegmentsOf = Any
-"""`(ids) -> list[(kind, start, end)]` for the sampled tokens of one turn."""
+SegmentsOf = Callable[[list[int]], Sequence[tuple[str, int, int]]]
+"""(kind, start, end) of each segment of the sampled tokens of one turn."""
+
+INLINE_TOKENS = 4096
+"""Chains below this are worked on the event loop: a thread hand-over costs more than they do."""
 
 Verdict = Literal["train", "mask", "drop", "failed"]
 """A `Fate`, or `failed`: infrastructure ended the rollout, and `train.failures` says what happens."""
 
 
-def verdict(reason: ExitReason, train: TrainConfig, interaction: InteractionConfig) -> Verdict:
-    """What becomes of a rollout that ended by `reason`."""
+def verdict(
+    reason: ExitReason, train: TrainConfig, interaction: InteractionConfig, *, validation: bool = False
+) -> Verdict:
+    """What becomes of a rollout that ended by `reason`. A `validation` leaves out nothing but failures."""
     if not reason.trusted:
         return "failed"
-    return fate_of(reason, train.exits, masked=interaction.mask_abnormal_exit_traj and reason.abnormal)
+    masked = interaction.mask_abnormal_exit_traj and reason.abnormal
+    return fate_of(reason, train.exits, masked=masked, validation=validation)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,25 +56,51 @@ class Outcome:
 
     def side_information(self, index: int, segments_of: SegmentsOf) -> dict[str, Any]:
         """What our trainer wants to know of trajectory `index`, as plain JSON; goes along in `extra_fields`."""
-        trajectory = self.trajectories[index]
         reward = self.record.reward
-        turns = trained_turns(trajectory)
-        scores = reward.turn_scores if reward is not None else ()
-        return {
-            "trusted": self.trusted,
-            "exit_reason": str(self.record.exit_reason),
-            "exit_class": str(self.record.exit_reason.exit_class),
-            "attempts": self.attempts,
-            "turns": [[turn, start, end] for turn, start, end in turns],
-            "segments": segments(trajectory, turns, segments_of),
-            "turn_scores": [[turn, scores[turn]] for turn, _, _ in turns if turn < len(scores)],
-            "weight_spans": [[span.version, span.start, span.end] for span in trajectory.weight_spans],
-            "chain": index,
-            "chains": len(self.trajectories),
-            **({"render": render} if (render := trajectory.extra.get("render")) else {}),
-            # One sample is counted once, by its last trajectory, which is the one whose reward verl takes.
-            "metrics": dict(self.numbers) if index == len(self.trajectories) - 1 else {},
-        }
+        return side(
+            self.trajectories,
+            index,
+            reason=self.record.exit_reason,
+            trusted=self.trusted,
+            attempts=self.attempts,
+            turn_scores=dict(enumerate(reward.turn_scores)) if reward is not None else {},
+            numbers=self.numbers,
+            segments_of=segments_of,
+        )
+
+
+def side(
+    trajectories: Sequence[Trajectory],
+    index: int,
+    *,
+    reason: ExitReason,
+    trusted: bool,
+    attempts: int,
+    turn_scores: Mapping[int, float],
+    numbers: Mapping[str, float],
+    segments_of: SegmentsOf,
+) -> dict[str, Any]:
+    """The side information of trajectory `index` of a session's, which are in verl's order, as plain JSON.
+
+    `turn_scores` are those of the whole session, by turn. `extra["render"]` of the trajectory goes along.
+    """
+    trajectory = trajectories[index]
+    turns = trained_turns(trajectory)
+    return {
+        "trusted": trusted,
+        "exit_reason": str(reason),
+        "exit_class": str(reason.exit_class),
+        "attempts": attempts,
+        "turns": [[turn, start, end] for turn, start, end in turns],
+        "segments": segments(trajectory, turns, segments_of),
+        "turn_scores": [[turn, float(turn_scores[turn])] for turn, _, _ in turns if turn in turn_scores],
+        "weight_spans": [[span.version, span.start, span.end] for span in trajectory.weight_spans],
+        "chain": index,
+        "chains": len(trajectories),
+        **({"render": render} if (render := trajectory.extra.get("render")) else {}),
+        # One sample is counted once, by its last trajectory, which is the one whose reward verl takes.
+        "metrics": dict(numbers) if index == len(trajectories) - 1 else {},
+    }
 
 
 def trajectories_of(
@@ -114,19 +146,21 @@ def stand_in(
     prompt_ids: Sequence[int], filler: int, record: RolloutRecord, *, session_id: str, train: TrainConfig
 ) -> Trajectory:
     """A row for a rollout that left no tokens: one token that is masked, a reward that nobody may use."""
-    prompt = list(prompt_ids)[: train.max_prompt_tokens] or [filler]
+    row = masked_row(prompt_ids, filler, session_id=session_id, max_prompt=train.max_prompt_tokens)
+    return replace(row, reward=0.0, reward_info=reward_info(record), exit_reason=str(record.exit_reason))
+
+
+def masked_row(prompt_ids: Sequence[int], filler: int, *, session_id: str, max_prompt: int) -> Trajectory:
+    """A trajectory of which nothing trains: the prompt, or `filler` without one, and one masked token behind it."""
     return Trajectory(
         id=f"{session_id}/none",
         session_id=session_id,
-        prompt_ids=prompt,
+        prompt_ids=list(prompt_ids)[:max_prompt] or [filler],
         response_ids=[filler],
         response_mask=[0],
         response_logprobs=[0.0],
         spans=(Span("observation", 0, 0, 1),),
         turns=(0,),
-        reward=0.0,
-        reward_info=reward_info(record),
-        exit_reason=str(record.exit_reason),
     )
 
 
@@ -154,21 +188,35 @@ def numbers_of(
     record: RolloutRecord, turns: Sequence[Turn], *, attempts: int, replaced: int, preempted: int | None = None
 ) -> dict[str, float]:
     """The numbers of one rollout that go into the trainer's metrics; seconds, counts, tokens."""
+    return {
+        **episode_numbers(record, turns),
+        **token_numbers(record.account),
+        "attempts": float(attempts),
+        "replaced": float(replaced),
+        **({} if preempted is None else {"preemptions": float(preempted)}),
+    }
+
+
+def episode_numbers(record: RolloutRecord, turns: Sequence[Turn]) -> dict[str, float]:
+    """What the episode itself tells: turns, tool calls, errors, seconds of each phase."""
     results = [result for turn in turns for result in turn.results]
-    account = record.account
     return {
         "turns": float(len(turns)),
         "tool_calls": float(len(results)),
         "tool_errors": float(sum(result.status != "ok" for result in results)),
         "format_errors": float(sum(turn.status is StepStatus.FORMAT_ERROR for turn in turns)),
-        "tokens_sampled": float(account.sampled),
-        "tokens_trained": float(account.trained),
-        "tokens_masked": float(account.masked),
-        "tokens_dropped": float(sum(account.dropped.values())),
         **{f"seconds_{phase}": seconds for phase, seconds in record.timing.to_dict().items()},
-        "attempts": float(attempts),
-        "replaced": float(replaced),
-        **({} if preempted is None else {"preemptions": float(preempted)}),
+    }
+
+
+def token_numbers(account: TokenAccount, *, masked: bool = False) -> dict[str, float]:
+    """The account of sampled tokens. With `masked` none of them trained after all."""
+    kept = account.trained + account.masked
+    return {
+        "tokens_sampled": float(account.sampled),
+        "tokens_trained": 0.0 if masked else float(account.trained),
+        "tokens_masked": float(kept if masked else account.masked),
+        "tokens_dropped": float(sum(account.dropped.values())),
     }
 
 

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 from uni_agent.types import RolloutKey
 
+if TYPE_CHECKING:
+    from uni_agent.pipeline import RunConfig
+    from uni_agent.training.config import TrainConfig
+
 Phase = Literal["train", "validation"]
+
+_MANY = 2**20
+"""Room for the numbers of a step's samples where nobody numbers them: a number is drawn for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +35,29 @@ class Sample:
     training: int
     """How many of `width` belong to training; validation has the rest."""
 
+    @classmethod
+    def of(
+        cls, row: Mapping[str, Any], train: TrainConfig | None, run: RunConfig, *, phase: Phase | None = None
+    ) -> Self:
+        """The sample that a row of verl's asks for.
+
+        The row has `uid`, `global_steps`, `session_id` (the older trainers number no samples of a group: then one is
+        drawn) and `extra_info.split`. Without `phase` that says it: `train` or none at all trains, any other validates.
+        """
+        each = (train.samples_per_task if train is not None else None) or run.samples_per_task
+        checked = train.validation.samples_per_task if train is not None and train.validation is not None else 0
+        session = row.get("session_id")
+        if session is None:
+            session, each, checked = secrets.randbelow(_MANY), _MANY, _MANY
+        return cls(
+            phase=phase or _phase(row),
+            step=int(row.get("global_steps") or 0),
+            uid=str(row.get("uid", "")),
+            session=int(session),
+            width=each + checked,
+            training=each,
+        )
+
     def key(self, task_id: str) -> RolloutKey:
         """The rollout's name in the run's store."""
         offset = self.session + (self.training if self.phase == "validation" else 0)
@@ -43,3 +75,9 @@ class Sample:
     def about(self) -> dict[str, Any]:
         """What the record says beside the key."""
         return {"phase": self.phase, "step": self.step, "uid": self.uid, "session": self.session}
+
+
+def _phase(row: Mapping[str, Any]) -> Phase:
+    extra: Any = row.get("extra_info")
+    info: Mapping[str, Any] = cast("Mapping[str, Any]", extra) if isinstance(extra, Mapping) else {}
+    return "train" if info.get("split") in (None, "", "train") else "validation"

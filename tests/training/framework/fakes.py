@@ -146,6 +146,16 @@ async def overflow(session: RunnerSession) -> None:
     raise ContextLengthError("no room")
 
 
+async def full(session: RunnerSession) -> None:
+    """Finds no room for a first turn."""
+    raise ContextLengthError("the prompt fills the window")
+
+
+async def idle(session: RunnerSession) -> float:
+    """Never asks the model."""
+    return float(session.index)
+
+
 async def broken(session: RunnerSession, *, first: int = 10**6, sessions: list[int] | None = None) -> float:
     """Fails at its first `first` attempts, in `sessions` only where they are named."""
     answers = await said(session)

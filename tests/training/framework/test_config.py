@@ -13,11 +13,12 @@ import pytest
 from tests.training.framework import fakes
 from uni_agent.errors import ConfigError, RewardError, UniAgentError
 from uni_agent.optional import load
-from uni_agent.training.config import FailureConfig
+from uni_agent.training.config import FailureConfig, Fate
 from uni_agent.training.failures import FailurePolicy, Tries, fate_of
 from uni_agent.training.framework import AgentFrameworkRolloutAdapter, RunnerResult
 from uni_agent.training.framework.config import read_settings
 from uni_agent.training.framework.dispatch import load_runner
+from uni_agent.training.framework.queue import fail_prompts
 from uni_agent.training.framework.scoring import Scorer
 from uni_agent.training.framework.worker import FrameworkWorker, worker_class
 from uni_agent.types import ExitReason
@@ -122,6 +123,31 @@ def test_the_train_block_fills_in_what_the_framework_block_leaves_open(monkeypat
     assert read_settings(verl({"log_dir": ""}, {"run_dir": "/run"})).log_dir == ""
 
 
+def test_each_runner_takes_from_the_train_block_what_its_own_block_leaves_open() -> None:
+    runners = {"slow": {"runner_fqn": "a.b", "session_timeout": 60, "max_concurrent_sessions": 4}}
+    run = {"train": {"steps": 1, "rollout": {"type": "gateway", "agent_runners": runners}}}
+    assert read_settings(verl(run=run)).framework.runner(None)[1].session_timeout == 60
+    stated: dict[str, Any] = {"slow": {"max_concurrent_sessions": 8, "tool_config_path": "t"}, "fast": {}}
+    framework = read_settings(verl({"agent_runners": stated}, run)).framework
+    slow, fast = framework.runner("slow")[1], framework.runner("fast")[1]
+    assert (slow.runner_fqn, slow.session_timeout, slow.max_concurrent_sessions, slow.tool_config_path) == (
+        "a.b",
+        60,
+        8,
+        "t",
+    )
+    assert fast.session_timeout == 14_400.0
+
+
+def test_the_train_block_of_the_pipeline_counts_where_verl_was_told_of_none(tmp_path: Path) -> None:
+    pipeline = tmp_path / "train.yaml"
+    pipeline.write_text(
+        "data: {type: jsonl, path: tasks.jsonl}\nmodel: {type: verl, path: model}\ndeployment: {type: host}\n"
+        "reward: {type: dummy}\ntrain: {steps: 1, samples_per_task: 2, exits: {time_limit: drop}}\n"
+    )
+    assert read_settings(verl(run={"pipeline": str(pipeline)})).exits == {ExitReason.TIME_LIMIT: "drop"}
+
+
 def test_the_pipeline_brings_its_limits_and_its_renderer(tmp_path: Path) -> None:
     pipeline = tmp_path / "train.yaml"
     pipeline.write_text(
@@ -213,11 +239,66 @@ def test_what_would_fail_again_is_not_tried_again_and_validation_has_no_masked_r
     assert verdicts(replace, 9, validate=True) == ["drop"]
 
 
+def test_counts_are_taken_once() -> None:
+    policy = FailurePolicy(FailureConfig(on_infra_failure="drop"), retries=1)
+    assert policy.take() == {}
+    verdicts(policy, 9)
+    policy.counts["unscored"] += 1
+    assert policy.take() == {"infrastructure_failures": 2.0, "retried": 1.0, "dropped": 1.0, "unscored": 1.0}
+    assert policy.take() == {}
+    policy.counts["unscored"] += 1
+    assert policy.take() == {"unscored": 1.0} and policy.counts["unscored"] == 2
+
+
+class Flaky:
+    """The trainer's side of TransferQueue, which fails its first `failing` calls."""
+
+    def __init__(self, failing: int) -> None:
+        self.failing = failing
+        self.tags: dict[str, dict[str, dict[str, Any]]] = {
+            "train": {
+                "a": {"is_prompt": True, "status": "running"},
+                "b": {"is_prompt": True, "status": "finished"},
+                "a_0_0": {"status": "running"},
+            },
+            "val": {"c": {"is_prompt": True, "status": "pending"}},
+        }
+
+    def kv_list(self) -> dict[str, dict[str, dict[str, Any]]]:
+        self._fail()
+        return {partition: {key: dict(tag) for key, tag in items.items()} for partition, items in self.tags.items()}
+
+    def kv_put(self, *, key: str, partition_id: str, tag: dict[str, Any]) -> None:
+        self._fail()
+        self.tags[partition_id][key].update(tag)
+
+    def _fail(self) -> None:
+        self.failing -= 1
+        if self.failing >= 0:
+            raise TimeoutError("the controller does not answer")
+
+
+def test_prompts_of_a_dead_worker_are_marked_however_often_the_queue_refuses() -> None:
+    waits: list[float] = []
+    queue = Flaky(3)
+    assert fail_prompts(queue, pause=waits.append) == 2
+    assert waits == [0.1, 0.2, 0.4]
+    statuses = {key: tag["status"] for items in queue.tags.values() for key, tag in items.items()}
+    assert statuses == {"a": "failure", "b": "finished", "a_0_0": "running", "c": "failure"}
+    with pytest.raises(TimeoutError, match="does not answer"):
+        fail_prompts(Flaky(10**6), seconds=0)
+    with pytest.raises(TimeoutError, match="does not answer"):
+        fail_prompts(Flaky(10**6), pause=lambda _: True)
+
+
 def test_fates_follow_the_table_then_the_ending() -> None:
     assert fate_of(ExitReason.FINISHED, {}, masked=False) == "train"
     assert fate_of(ExitReason.TIME_LIMIT, {}, masked=True) == "mask"
     assert fate_of(ExitReason.TIME_LIMIT, {ExitReason.TIME_LIMIT: "train"}, masked=True) == "train"
     assert fate_of(ExitReason.SANDBOX_ERROR, {}, masked=False) == "drop"
+    dropped: dict[ExitReason, Fate] = {ExitReason.TOKEN_LIMIT: "drop"}
+    assert fate_of(ExitReason.TOKEN_LIMIT, dropped, masked=False, validation=True) == "mask"
+    assert fate_of(ExitReason.SANDBOX_ERROR, dropped, masked=False, validation=True) == "drop"
 
 
 @pytest.mark.slow

@@ -20,6 +20,8 @@ _MEANS = ("turns", "tool_calls", "tool_errors", "format_errors")
 _SUMS = ("preemptions", "replaced")
 _TOKENS = ("sampled", "trained", "masked", "dropped")
 _SECONDS = ("start", "model", "tools", "reward", "teardown")
+_FAILURES = "failures_"
+"""Begins the names of counts that a worker made since the sample before: what failed, and what was done about it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,7 @@ def batch_metrics(batch: Sides, *, group_size: int, version: int, counts: Mappin
             **_groups(batch, samples, group_size),
             **_endings(last),
             **_sessions(last),
+            **_failures(last),
             **_tokens(every),
             **_renders(every),
             **_staleness(every, version),
@@ -87,6 +90,11 @@ def _sessions(sides: Sequence[Mapping[str, Any]]) -> dict[str, float]:
             metrics[f"seconds/{name}/mean"] = float(np.mean(values))
             metrics[f"seconds/{name}/p95"] = float(np.percentile(values, 95))
     return metrics
+
+
+def _failures(sides: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    names = {str(name) for side in sides for name in side.get("metrics") or () if str(name).startswith(_FAILURES)}
+    return {f"failures/{name.removeprefix(_FAILURES)}": sum(_values(sides, name)) for name in sorted(names)}
 
 
 def _tokens(sides: Sequence[Mapping[str, Any]]) -> dict[str, float]:

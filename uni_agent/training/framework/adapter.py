@@ -10,6 +10,7 @@ from typing import Any, Self
 from uni_agent.errors import ConfigError, UniAgentError
 from uni_agent.optional import load
 from uni_agent.training.framework.config import FrameworkSettings, read_settings
+from uni_agent.training.framework.queue import fail_prompts
 
 _log = logging.getLogger(__name__)
 
@@ -145,12 +146,13 @@ class AgentFrameworkRolloutAdapter:
         self._dead = str(error).strip() or type(error).__name__
         _log.error("the worker of the gateway's rollouts died: %s", self._dead)
         queue: Any = load("transfer_queue", extra="train", needed_for="rollouts behind the gateway")
-        # All prompts of this queue are this worker's: a trainer has one manager.
-        found: dict[str, dict[str, Any]] = queue.kv_list() or {}
-        for partition, items in found.items():
-            for key, tag in items.items():
-                if tag.get("is_prompt") and tag.get("status") in ("pending", "running"):
-                    queue.kv_put(key=key, partition_id=partition, tag={"status": "failure"})
+        try:
+            # All prompts of this queue are this worker's: a trainer has one manager.
+            count = fail_prompts(queue, pause=self._stop.wait)
+        except Exception:  # the end of a thread: nobody else would say so
+            _log.exception("prompts cannot be marked as failed: the trainer may wait for them for ever; stop it")
+        else:
+            _log.error("%d prompts were under way and are marked as failed", count)
 
 
 def _actor(ray: Any, settings: FrameworkSettings) -> Any:

@@ -176,6 +176,7 @@ class Attempts:
             run=self.settings.run,
             tool_config_path=runner.tool_config_path,
             log_dir=folder,
+            mask_unfinished=self.settings.framework.mask_unfinished_episode,
         )
 
     async def _worked(self, ended: Ended, runner: RunnerConfig, session: RunnerSession) -> None:
@@ -202,8 +203,10 @@ class Attempts:
         ended.chosen = selected(ended.trajectories, self.settings, runner.trajectory_selection)
         if not result.trusted or not result.exit_reason.trusted:
             raise _Untrusted(result.error or f"the runner says that {result.exit_reason} is not to be trusted")
-        if not ended.chosen:
+        if not ended.chosen and not result.exit_reason.abnormal:
             raise AgentError("the runner ended without a turn of the model")
+        if not ended.chosen:  # a prompt that fills the window: it says so each time, and there is nothing to train
+            return Score(0.0, {}, "none")
         told = unwrapped(ended.posted or {})
         if told.get("trusted") is False:
             raise _Untrusted("the posted reward says that it is not to be trusted")

@@ -6,25 +6,26 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 from pydantic import Field
 
 from uni_agent.config.base import Config
-from uni_agent.config.load import from_data, load_config
+from uni_agent.config.load import from_data
 from uni_agent.errors import ConfigError
 from uni_agent.gateway.config import GatewayConfig, SamplingOverrides
 from uni_agent.model.config import VerlModelConfig
 from uni_agent.pipeline import PipelineConfig, RunConfig
 from uni_agent.tokens.config import AnyRendererConfig, RendererConfig
 from uni_agent.training.config import FailureConfig, Fate, GatewayRollout, GatewayRunner, TrainConfig
+from uni_agent.training.pipelines import load_pipeline
 from uni_agent.types import ExitReason
 
 _log = logging.getLogger(__name__)
 
 CUSTOM = "actor_rollout_ref.rollout.custom"
 LOG_VARIABLE = "UNI_AGENT_LOG_DIR"
-_SHARED = ("gateway_count", "use_reward_loop_worker", "log_dir")
 
 
 class RunnerConfig(GatewayRunner):
@@ -32,8 +33,6 @@ class RunnerConfig(GatewayRunner):
 
     tool_config_path: str | None = None
     """A file of the runner's own; it reads the path from its session."""
-    session_timeout: float = Field(default=14_400.0, gt=0)
-    """Seconds for one session from its first moment to its grade; past it the runner is cancelled."""
 
 
 class AgentFrameworkConfig(Config):
@@ -109,10 +108,12 @@ def read_settings(config: Any) -> FrameworkSettings:
     rollout: dict[str, Any] = _at(plain, "actor_rollout_ref.rollout") or {}
     run: dict[str, Any] = _at(plain, f"{CUSTOM}.uni_agent") or {}
     train = from_data(TrainConfig, run["train"], f"{CUSTOM}.uni_agent.train") if run.get("train") else None
+    pipeline = load_pipeline(Path(str(run["pipeline"]))) if run.get("pipeline") else None
+    if train is None and pipeline is not None:
+        train = pipeline.train
     framework = _framework(plain, train)
     prompt, response = int(rollout.get("prompt_length") or 512), int(rollout.get("response_length") or 512)
     window = min(prompt + response, int(rollout.get("max_model_len") or prompt + response))
-    pipeline = load_config(PipelineConfig, run["pipeline"]).config if run.get("pipeline") else None
     limits: dict[str, Any] = {}
     if pipeline is not None:
         limits = {name: getattr(pipeline.run, name) for name in ("concurrency", "retries", "reward_retries")}
@@ -143,9 +144,7 @@ def read_settings(config: Any) -> FrameworkSettings:
 def _framework(plain: Mapping[str, Any], train: TrainConfig | None) -> AgentFrameworkConfig:
     stated: dict[str, Any] = dict(_at(plain, f"{CUSTOM}.agent_framework") or {})
     if train is not None and isinstance(train.rollout, GatewayRollout):
-        ours = train.rollout.model_dump(mode="json")
-        for name in (*_SHARED, "agent_runners"):
-            stated.setdefault(name, ours[name])
+        stated = _filled(stated, train.rollout.model_dump(mode="json"))
     framework = from_data(AgentFrameworkConfig, stated, f"{CUSTOM}.agent_framework")
     if framework.enable_last_assistant_rollback:
         _log.warning(
@@ -153,6 +152,20 @@ def _framework(plain: Mapping[str, Any], train: TrainConfig | None) -> AgentFram
             "does nothing and can be taken out"
         )
     return framework
+
+
+def _filled(stated: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any]:
+    """`stated`, with what only `ours`, the `train.rollout` block, says; of runners too, where both have one."""
+    shared = {key: value for key, value in ours.items() if key in AgentFrameworkConfig.model_fields}
+    filled = {**shared, **stated}
+    runners: Any = filled["agent_runners"]
+    if isinstance(runners, Mapping):
+        known: Mapping[str, Mapping[str, Any]] = ours["agent_runners"]
+        filled["agent_runners"] = {
+            name: {**known.get(name, {}), **runner} if isinstance(runner, Mapping) else runner
+            for name, runner in cast("Mapping[str, Any]", runners).items()
+        }
+    return filled
 
 
 def _renderer(plain: Mapping[str, Any], pipeline: PipelineConfig | None) -> AnyRendererConfig:

@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 from uni_agent.config.base import load_object
+from uni_agent.deployment.aio import finish
 from uni_agent.errors import AgentError, ConfigError, ModelError, RewardError, SandboxError, UniAgentError, boundary
 from uni_agent.optional import load
 from uni_agent.training.framework.config import RunnerConfig
@@ -83,16 +84,17 @@ def _work(fqn: str, kwargs: Mapping[str, Any], session: RunnerSession) -> Runner
 
 async def _awake(work: Coroutine[Any, Any, RunnerResult]) -> RunnerResult:
     """Await `work` while the event loop turns: Ray's interruption sends no signal that would wake a loop that waits."""
+    loop = asyncio.get_running_loop()
 
-    async def turn() -> None:
-        while True:  # noqa: ASYNC110 - time is all that is waited for
-            await asyncio.sleep(_TURN_SECONDS)
+    def turn() -> None:
+        nonlocal timer
+        timer = loop.call_later(_TURN_SECONDS, turn)
 
-    turning = asyncio.create_task(turn())
+    timer = loop.call_later(_TURN_SECONDS, turn)
     try:
         return await work
     finally:
-        turning.cancel()
+        timer.cancel()
 
 
 @cache
@@ -105,10 +107,12 @@ def _remote() -> Any:
 async def _in_task(fqn: str, kwargs: Mapping[str, Any], session: RunnerSession) -> RunnerResult:
     ray = load("ray", extra="train", needed_for="dispatch_mode: ray_task")
     ref = _remote().remote(fqn, dict(kwargs), session)
+    answered = asyncio.ensure_future(_settled(ref))
     try:
-        answer = await asyncio.shield(_settled(ref))
+        answer = await asyncio.shield(answered)
     except asyncio.CancelledError:
-        await _cancelled(ray, ref)
+        answered.add_done_callback(_consume)  # what a cancelled task ends with is nobody's business any more
+        await finish(_cancelled(ray, ref, answered))
         raise
     except ray.exceptions.RayError as error:
         raise AgentError(f"runner {fqn}: its task died: {str(error).strip().splitlines()[-1]}") from error
@@ -121,15 +125,15 @@ async def _settled(ref: Any) -> Any:
     return await ref
 
 
-async def _cancelled(ray: Any, ref: Any) -> None:
+def _consume(answered: asyncio.Future[Any]) -> None:
+    if not answered.cancelled():
+        answered.exception()
+
+
+async def _cancelled(ray: Any, ref: Any, answered: asyncio.Future[Any]) -> None:
     """Stop a task: asked first, so that it can clean up, then killed."""
     for force in (False, True):
         ray.cancel(ref, force=force)
-        try:
-            async with asyncio.timeout(_CANCEL_SECONDS):
-                await _settled(ref)
-        except TimeoutError:
-            continue
-        except (ray.exceptions.RayError, asyncio.CancelledError):
+        done, _ = await asyncio.wait({answered}, timeout=_CANCEL_SECONDS)
+        if done:
             return
-        return

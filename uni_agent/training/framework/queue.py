@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -94,6 +94,25 @@ async def _tried(what: str, seconds: float, call: Callable[[], Awaitable[Any]]) 
         wait = min(_MOST_WAIT, 2 * wait)
 
 
-def scalars(info: Mapping[str, Any]) -> dict[str, Any]:
-    """What verl's `reward_extra_info` may hold. `reward` is verl's own column there: twice breaks validation."""
-    return {k: v for k, v in info.items() if isinstance(v, bool | int | float | str) and k != "reward"}
+def fail_prompts(client: Any, *, seconds: float = _STATUS_SECONDS, pause: Callable[[float], Any] = time.sleep) -> int:
+    """Mark every prompt of the queue that has not ended as failed, from outside an event loop; how many they were.
+
+    Tries again for `seconds`, and not once `pause` says True. Raises what the last try raised.
+    """
+    until, wait, marked = time.monotonic() + seconds, 0.1, set[str]()
+    while True:
+        try:
+            found: dict[str, dict[str, Any]] = client.kv_list() or {}
+            for partition, items in found.items():
+                for key, tag in items.items():
+                    if tag.get("is_prompt") and tag.get("status") in ("pending", "running"):
+                        client.kv_put(key=key, partition_id=partition, tag={"status": "failure"})
+                        marked.add(key)
+            return len(marked)
+        except Exception as error:  # TransferQueue raises plain exceptions of many kinds
+            if time.monotonic() + wait > until or pause(wait):
+                raise
+            _log.warning(
+                "TransferQueue: prompts cannot be marked as failed (%s: %s); trying again", type(error).__name__, error
+            )
+        wait = min(_MOST_WAIT, 2 * wait)

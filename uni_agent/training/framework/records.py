@@ -9,11 +9,10 @@ from typing import Any, Literal, cast
 
 from uni_agent.errors import ModelError
 from uni_agent.tokens.base import Renderer
-from uni_agent.tokens.cache import Span
 from uni_agent.training.framework.config import FrameworkSettings
-from uni_agent.training.framework.queue import Record, scalars
+from uni_agent.training.framework.queue import Record
 from uni_agent.training.framework.session import RunnerResult
-from uni_agent.training.outcome import segments, trained_turns, turn_rewards
+from uni_agent.training.outcome import masked_row, side, turn_rewards
 from uni_agent.trajectory.fit import fit
 from uni_agent.trajectory.trajectory import Trajectory
 from uni_agent.trajectory.verl import session_order, transfer_queue_record
@@ -24,9 +23,13 @@ _OWN_COLUMNS = ("agent_name", "validate", "__rollout_n__", "__do_sample__")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """A session that ended, with its score. `masked`: no token of it trains; `trusted` False implies that."""
+    """A session that ended, with its score. `masked`: no token of it trains; `trusted` False implies that.
+
+    `trajectories` are what `selected` gave of `wholes`, which are as the gateway gave them.
+    """
 
     trajectories: Sequence[Trajectory]
+    wholes: Sequence[Trajectory] = ()
     result: RunnerResult
     score: float
     info: Mapping[str, Any]
@@ -69,30 +72,52 @@ def session_records(
     columns.setdefault("reward_model", {"ground_truth": ""})
     columns["session_id"] = index
     records: list[Record] = []
-    for chain, trajectory in enumerate(scored.trajectories):
-        whole = _finished(trajectory, scored)
+    finished = _finished(scored, renderer)
+    for chain, trajectory in enumerate(finished):
         key, fields, tag = transfer_queue_record(
-            whole, uid=uid, session=index, index=chain, global_steps=step, row=columns
+            trajectory, uid=uid, session=index, index=chain, global_steps=step, row=columns
         )
-        _check_columns(fields, settings, whole.id)
-        fields["extra_fields"]["uni_agent"] = side = _side(scored, chain, whole, row, renderer)
-        if side["turn_scores"]:
+        _check_columns(fields, settings, trajectory.id)
+        about = {**_side(scored, finished, chain, renderer), "task_id": task_id(row)}
+        fields["extra_fields"]["uni_agent"] = about
+        if about["turn_scores"]:
             fields["rm_scores"].zero_()
-            for position, value in turn_rewards(side, scored.score, len(whole.response_ids)).items():
+            for position, value in turn_rewards(about, scored.score, len(trajectory.response_ids)).items():
                 fields["rm_scores"][position] = value
         records.append((key, fields, tag))
     return records
 
 
-def _finished(t: Trajectory, scored: Scored) -> Trajectory:
-    return replace(
-        t,
-        response_mask=[0] * len(t.response_mask) if scored.masked or not scored.trusted else t.response_mask,
-        reward=scored.score,
-        reward_info=scalars(scored.info),
-        exit_reason=str(scored.result.exit_reason),
-        extra={**t.extra, "metrics": dict(scored.seconds)},
-    )
+def reported(info: Mapping[str, Any], *, validate: bool) -> dict[str, Any]:
+    """What of a score's `info` becomes `reward_extra_info`, of which verl takes the scalars.
+
+    Without `reward`, which is verl's own column: twice breaks its validation. In a validation `acc` is called
+    `accuracy`: where verl knows an `acc` it counts each sample that is missing as an `acc` of 0, and one that
+    infrastructure ended is missing.
+    """
+    names = {"acc": "accuracy"} if validate else {}
+    return {names.get(name, name): value for name, value in info.items() if name != "reward"}
+
+
+def _finished(scored: Scored, renderer: Renderer) -> list[Trajectory]:
+    from uni_agent.trajectory.render_check import checked_render
+
+    wholes = {whole.id: whole for whole in scored.wholes}
+    found: list[Trajectory] = []
+    for t in scored.trajectories:
+        # What a length has cut off is missing in no render: the whole chain is what the agent saw.
+        render, _ = checked_render(wholes.get(t.id, t), renderer)
+        found.append(
+            replace(
+                t,
+                response_mask=[0] * len(t.response_mask) if scored.masked or not scored.trusted else t.response_mask,
+                reward=scored.score,
+                reward_info=dict(scored.info),
+                exit_reason=str(scored.result.exit_reason),
+                extra={**t.extra, "metrics": dict(scored.seconds), **({"render": render} if render else {})},
+            )
+        )
+    return found
 
 
 def _check_columns(fields: dict[str, Any], settings: FrameworkSettings, name: str) -> None:
@@ -106,34 +131,25 @@ def _check_columns(fields: dict[str, Any], settings: FrameworkSettings, name: st
             raise ModelError(f"trajectory {name}: the engine gave no {column}, which rollout.{key}=true asks for")
 
 
-def _side(scored: Scored, chain: int, t: Trajectory, row: Mapping[str, Any], renderer: Renderer) -> dict[str, Any]:
+def _side(scored: Scored, finished: Sequence[Trajectory], chain: int, renderer: Renderer) -> dict[str, Any]:
     from uni_agent.tokens.segments import turn_segments
-    from uni_agent.trajectory.render_check import checked_render
 
     def parted(ids: list[int]) -> list[tuple[str, int, int]]:
-        return list(turn_segments(renderer, ids, t.tools))
+        return list(turn_segments(renderer, ids, finished[chain].tools))
 
-    turns = trained_turns(t)
-    here = {turn for turn, _, _ in turns}
-    reason = scored.result.exit_reason
-    last = chain == len(scored.trajectories) - 1
-    render, _ = checked_render(t, renderer)
-    return {
-        "trusted": scored.trusted,
-        "exit_reason": str(reason),
-        "exit_class": str(reason.exit_class),
-        "task_id": task_id(row),
-        "attempts": scored.attempts,
-        "turns": [list(turn) for turn in turns],
-        "segments": segments(t, turns, parted),
-        "turn_scores": [[turn, float(score)] for turn, score in scored.result.turn_scores if turn in here],
-        "weight_spans": [[span.version, span.start, span.end] for span in t.weight_spans],
-        "chain": chain,
-        "chains": len(scored.trajectories),
-        **({"render": render} if render else {}),
-        # One sample is counted once, by its last trajectory, which is the one whose reward verl takes.
-        "metrics": dict(scored.numbers) if last else {},
-    }
+    scores: dict[int, float] = {}
+    for turn, score in scored.result.turn_scores:
+        scores[turn] = scores.get(turn, 0.0) + score
+    return side(
+        finished,
+        chain,
+        reason=scored.result.exit_reason,
+        trusted=scored.trusted,
+        attempts=scored.attempts,
+        turn_scores=scores,
+        numbers=scored.numbers,
+        segments_of=parted,
+    )
 
 
 def task_id(row: Mapping[str, Any]) -> str:
@@ -156,13 +172,4 @@ def stand_in(session_id: str, row: Mapping[str, Any], settings: FrameworkSetting
         prompt = renderer.initial(parse_messages(list(row["raw_prompt"])), [])
     except (ValueError, KeyError, TypeError):
         prompt = []
-    return Trajectory(
-        id=f"{session_id}/none",
-        session_id=session_id,
-        prompt_ids=list(prompt)[: settings.prompt_length] or [filler],
-        response_ids=[filler],
-        response_mask=[0],
-        response_logprobs=[0.0],
-        spans=(Span("observation", 0, 0, 1),),
-        turns=(0,),
-    )
+    return masked_row(prompt, filler, session_id=session_id, max_prompt=settings.prompt_length)

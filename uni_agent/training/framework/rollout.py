@@ -7,15 +7,17 @@ import contextlib
 import logging
 import random
 from collections.abc import AsyncGenerator, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from uni_agent.tokens.base import Renderer
 from uni_agent.training.failures import FailurePolicy, Tries, fate_of
 from uni_agent.training.framework.attempt import Attempts, Ended, Wanted
 from uni_agent.training.framework.config import FrameworkSettings
 from uni_agent.training.framework.queue import Record
-from uni_agent.training.framework.records import Scored, session_records, stand_in
+from uni_agent.training.framework.records import Scored, reported, session_records, stand_in
+from uni_agent.training.outcome import INLINE_TOKENS, token_numbers
+from uni_agent.types import TokenAccount
 
 _log = logging.getLogger(__name__)
 
@@ -76,24 +78,27 @@ class Rollouts:
                 ended = await self.attempts.attempt(wanted, runner, attempt=tries.attempts, sample=sample)
             tries.attempts += 1
             if ended.score is not None:
-                return self._delivered(wanted, ended, tries)
-            verdict = self.policy.judge(tries, hopeless=ended.hopeless, validate=wanted.validate)
-            if verdict in ("drop", "mask"):
-                return self._failed(wanted, ended, tries, verdict == "mask")
-            _log.warning("%s, attempt %d: %s; %s", wanted, tries.attempts, ended.failure, verdict)
-            if verdict == "replace":
+                return await self._delivered(wanted, ended, tries)
+            decision = self.policy.judge(tries, hopeless=ended.hopeless, validate=wanted.validate)
+            if decision in ("drop", "mask"):
+                return await self._failed(wanted, ended, tries, decision == "mask")
+            _log.warning("%s, attempt %d: %s; %s", wanted, tries.attempts, ended.failure, decision)
+            if decision == "replace":
                 # Numbers of other samples lie behind those of the group, so that none is used twice.
                 sample = wanted.index + tries.replaced * max(self.settings.n, 1)
             pause = min(_LONGEST_PAUSE, self.pause * 2 ** min(tries.attempts - 1, 10))
             await asyncio.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - jitter
 
-    def _delivered(self, wanted: Wanted, ended: Ended, tries: Tries) -> Delivered:
+    async def _delivered(self, wanted: Wanted, ended: Ended, tries: Tries) -> Delivered:
         score, result = ended.score, ended.result
         assert score is not None  # noqa: S101 - the caller's condition
         self._count(ended)
+        if not ended.chosen:
+            _log.warning("%s: %s before the first turn; nothing of it trains", wanted, result.exit_reason)
+            return Delivered([])
         unfinished = result.exit_reason.abnormal or score.info.get("finished") is False
         masked = result.masked or (self.settings.framework.mask_unfinished_episode and unfinished)
-        fate = fate_of(result.exit_reason, self.settings.exits, masked=masked)
+        fate = fate_of(result.exit_reason, self.settings.exits, masked=masked, validation=wanted.validate)
         if fate == "drop":
             self.policy.counts["dropped_by_exit"] += 1
             return Delivered([])
@@ -101,22 +106,24 @@ class Rollouts:
             self.policy.counts["unscored"] += 1
             if wanted.validate:  # a row there would count as a score of 0
                 return Delivered([])
-        return self._records(
+        masked = fate == "mask" or not score.trusted
+        return await self._records(
             wanted,
             Scored(
                 trajectories=ended.chosen,
+                wholes=ended.trajectories,
                 result=result,
                 score=score.value,
-                info=score.info,
+                info=reported(score.info, validate=wanted.validate),
                 trusted=score.trusted,
-                masked=fate == "mask",
+                masked=masked,
                 attempts=tries.attempts,
-                numbers=numbers_of(ended, tries),
+                numbers=self._numbers(wanted, ended, tries, masked=masked),
                 seconds=_seconds(ended),
             ),
         )
 
-    def _failed(self, wanted: Wanted, ended: Ended, tries: Tries, masked: bool) -> Delivered:
+    async def _failed(self, wanted: Wanted, ended: Ended, tries: Tries, masked: bool) -> Delivered:
         self._count(ended)
         _log.error(
             "%s is left out after %d attempts (%s): %s\n%s",
@@ -131,36 +138,47 @@ class Rollouts:
         chosen = ended.chosen or [stand_in(ended.session_id or "none", wanted.row, self.settings, self.renderer)]
         scored = Scored(
             trajectories=chosen,
+            wholes=ended.trajectories,
             result=ended.result,
             score=0.0,
             info={},
             trusted=False,
             masked=True,
             attempts=tries.attempts,
-            numbers=numbers_of(ended, tries),
+            numbers=self._numbers(wanted, ended, tries, masked=True),
             seconds=_seconds(ended),
         )
-        return Delivered(self._records(wanted, scored).records, ended.failure)
+        return replace(await self._records(wanted, scored), failure=ended.failure)
 
-    def _records(self, wanted: Wanted, scored: Scored) -> Delivered:
-        return Delivered(session_records(scored, wanted.row, wanted.index, self.settings, self.renderer))
+    async def _records(self, wanted: Wanted, scored: Scored) -> Delivered:
+        made = partial(session_records, scored, wanted.row, wanted.index, self.settings, self.renderer)
+        if sum(len(t.prompt_ids) + len(t.response_ids) for t in scored.trajectories) < INLINE_TOKENS:
+            return Delivered(made())
+        return Delivered(await asyncio.to_thread(made))  # each chain is rendered once more, and this loop is everyone's
+
+    def _numbers(self, wanted: Wanted, ended: Ended, tries: Tries, *, masked: bool) -> dict[str, float]:
+        numbers = session_numbers(ended, tries, masked=masked)
+        if wanted.validate:  # the trainer's metrics are those of what it trains on
+            return numbers
+        return {**numbers, **{f"failures_{name}": count for name, count in self.policy.take().items()}}
 
     def _count(self, ended: Ended) -> None:
         reason = str(ended.result.exit_reason)
         self.exits[reason] = self.exits.get(reason, 0) + 1
 
 
-def numbers_of(ended: Ended, tries: Tries) -> dict[str, float]:
-    """The numbers of one session for the trainer's metrics: the runner's own, and the gateway's account."""
+def session_numbers(ended: Ended, tries: Tries, *, masked: bool) -> dict[str, float]:
+    """The numbers of one session for the trainer's metrics: the runner's own, and the gateway's account.
+
+    Preemptions are not among them: a gateway keeps nothing of what its engine said beside the tokens.
+    """
     account = ended.accounting
-    dropped: Mapping[str, Any] = account.get("dropped") or {}
-    counted = {f"tokens_{name}": float(account.get(name, 0)) for name in ("sampled", "trained", "masked")}
+    sampled, trained, cleared = (int(account.get(name, 0)) for name in ("sampled", "trained", "masked"))
     return {
         "turns": float(account.get("turns", 0)),
         "seconds_session": ended.seconds,
         **{name: float(value) for name, value in ended.result.metrics.items()},
-        **counted,
-        "tokens_dropped": float(sum(dropped.values())),
+        **token_numbers(TokenAccount(sampled, trained, cleared, dict(account.get("dropped") or {})), masked=masked),
         "attempts": float(tries.attempts),
         "replaced": float(tries.replaced),
     }

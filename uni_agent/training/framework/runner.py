@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from uni_agent.config.load import from_data
 from uni_agent.errors import ConfigError
 from uni_agent.model.config import OpenAIModelConfig
 from uni_agent.model.openai_compatible import OpenAICompatibleChatModel
 from uni_agent.pipeline import PipelineConfig
 from uni_agent.runtime.rollout import Attempt, RolloutParts
 from uni_agent.store.records import RolloutRecord
+from uni_agent.training.config import TrainConfig
+from uni_agent.training.failures import fate_of
+from uni_agent.training.framework.config import CUSTOM
 from uni_agent.training.framework.session import RunnerResult, RunnerSession
+from uni_agent.training.outcome import episode_numbers, reward_info
+from uni_agent.training.pipelines import load_pipeline
 from uni_agent.training.samples import Sample
-from uni_agent.types import ExitReason, StepStatus, Turn
+from uni_agent.types import ExitReason, Turn
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -42,7 +48,7 @@ async def run_task(session: RunnerSession, *, pipeline: str | None = None, repor
     path = pipeline or session.run.get("pipeline")
     if not path:
         raise ConfigError("run_task needs a pipeline: runner_kwargs.pipeline, or rollout.custom.uni_agent.pipeline")
-    shared = load_pipeline(str(path))
+    shared = _pipeline(str(path))
     task = session.task
     config = shared.for_task(task)
     model = SessionModel(session, config)
@@ -50,6 +56,7 @@ async def run_task(session: RunnerSession, *, pipeline: str | None = None, repor
     log = _Log(_open_log(session, shared))
     parts = RolloutParts(model, _starting(shared.run.start_concurrency))
     attempt = Attempt(key, session.attempt, task, config, parts, log)
+    attempt.masks = _masks(session, shared, config)
     try:
         record, chains = await attempt.run()
     except asyncio.CancelledError:
@@ -96,39 +103,43 @@ class SessionModel(OpenAICompatibleChatModel):
         return self._client
 
 
-def result_of(record: RolloutRecord, turns: list[Turn], config: PipelineConfig) -> RunnerResult:
+def result_of(record: RolloutRecord, turns: Sequence[Turn], config: PipelineConfig) -> RunnerResult:
     """What the record of an attempt is to the framework."""
-    reward, reason = record.reward, record.exit_reason
-    graded = reward is not None and reward.trusted and reward.score is not None
-    results = [result for turn in turns for result in turn.results]
-    statuses = Counter(turn.status for turn in turns)
-    info: dict[str, Any] = {"acc": float(bool(reward.resolved)) if reward is not None and graded else 0.0}
-    if reward is not None:
-        info |= {f"part/{name}": value for name, value in reward.breakdown.items()}
+    reason = record.exit_reason
+    reward = record.reward if record.reward is not None and record.reward.trusted else None
+    score = reward.score if reward is not None else None
     return RunnerResult(
-        reward=float(reward.score) if reward is not None and graded and reward.score is not None else None,
+        reward=None if score is None else float(score),
         exit_reason=reason,
         trusted=reason.trusted,
         masked=config.interaction.mask_abnormal_exit_traj and reason.abnormal,
         error=record.error,
-        info=info,
-        metrics={
-            "turns": float(record.turns),
-            "tool_calls": float(len(results)),
-            "tool_errors": float(sum(result.status != "ok" for result in results)),
-            "format_errors": float(statuses[StepStatus.FORMAT_ERROR]),
-            **{f"seconds_{phase}": seconds for phase, seconds in record.timing.to_dict().items()},
-        },
-        turn_scores=tuple(enumerate(reward.turn_scores)) if reward is not None and graded else (),
+        info=reward_info(record),
+        metrics=episode_numbers(record, turns),
+        turn_scores=tuple(enumerate(reward.turn_scores)) if reward is not None and score is not None else (),
     )
 
 
 @cache
-def load_pipeline(path: str) -> PipelineConfig:
-    """The pipeline in a YAML file, read once in a process. Raises ConfigError."""
-    from uni_agent.config.load import load_config
+def _pipeline(path: str) -> PipelineConfig:
+    return load_pipeline(Path(path))
 
-    return load_config(PipelineConfig, Path(path)).config
+
+def _masks(session: RunnerSession, pipeline: PipelineConfig, config: PipelineConfig) -> Callable[[ExitReason], bool]:
+    """Whether an ending's tokens are masked, as the framework will decide it; for the run's store.
+
+    `config` is the task's own configuration of `pipeline`.
+    """
+    stated = session.run.get("train")
+    train = from_data(TrainConfig, stated, f"{CUSTOM}.uni_agent.train") if stated else pipeline.train
+    exits = train.exits if train is not None else {}
+    masked = config.interaction.mask_abnormal_exit_traj or session.mask_unfinished
+
+    def masks(reason: ExitReason) -> bool:
+        fate = fate_of(reason, exits, masked=masked and reason.abnormal, validation=session.validate)
+        return fate != "train"
+
+    return masks
 
 
 _STARTING: dict[asyncio.AbstractEventLoop, asyncio.Semaphore] = {}
@@ -144,11 +155,8 @@ def _starting(limit: int) -> asyncio.Semaphore:
 
 def _sample(session: RunnerSession, pipeline: PipelineConfig) -> Sample:
     """Which sample of the run this is: samples are numbered through all of its steps."""
-    train = pipeline.train
-    training = (train.samples_per_task if train is not None else None) or pipeline.run.samples_per_task
-    validation = train.validation.samples_per_task if train is not None and train.validation is not None else 0
-    phase = "validation" if session.validate else "train"
-    return Sample(phase, session.step, session.uid, session.index, training + validation, training)
+    row = {"uid": session.uid, "global_steps": session.step, "session_id": session.index}
+    return Sample.of(row, pipeline.train, pipeline.run, phase="validation" if session.validate else "train")
 
 
 @dataclass(slots=True)

@@ -22,7 +22,8 @@ class RunnerSession:
     the runner, never to the agent. `row` has the columns of the data set. `index` counts the sessions of the prompt and
     names the result; `sample` is the same unless a failed rollout was replaced by another sample. `attempt` counts from
     0. `deadline` is in Unix seconds. `run` is `rollout.custom.uni_agent` (`pipeline`, `run_dir`, `train`), empty
-    without. `log_dir` is a folder for this attempt, "" when nothing is logged.
+    without. `log_dir` is a folder for this attempt, "" when nothing is logged. `mask_unfinished` says that an episode
+    which the agent did not end itself trains no token.
     """
 
     session_id: str
@@ -41,6 +42,7 @@ class RunnerSession:
     run: Mapping[str, Any] = field(default_factory=dict[str, Any], repr=False)
     tool_config_path: str | None = None
     log_dir: str = ""
+    mask_unfinished: bool = False
 
     @property
     def openai_base_url(self) -> str:
@@ -86,8 +88,9 @@ class RunnerResult:
 
     `reward` None: somebody else says (see `scoring`). `trusted` False: says nothing about the model, whatever the
     exit reason. `masked` keeps the reward in its group but trains no token. `info` becomes `reward_extra_info` where it
-    is scalar. `turn_scores` are rewards of single turns as (turn, score), parts of `reward`. `metrics` are numbers for
-    the side information.
+    is scalar; `reward` is left out of it, and in a validation `acc` is called `accuracy`, since verl would count the
+    `acc` of a sample that infrastructure ended as 0. `turn_scores` are rewards of single turns as (turn, score), parts
+    of `reward`. `metrics` are numbers for the side information.
     """
 
     reward: float | None = None

@@ -74,10 +74,12 @@ class FrameworkWorker:
             config=gateway_config(settings),
             num_cpus=_GATEWAY_CPUS,
         )
-        # The first to fail is the one to tell; the rest must not be left running.
-        async with asyncio.TaskGroup() as group:
-            group.create_task(self.queue.prepare())
-            built = group.create_task(asyncio.to_thread(build_renderer, settings))
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self.queue.prepare())
+                built = group.create_task(asyncio.to_thread(build_renderer, settings))
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None  # who starts this looks for a ConfigError
         renderer = built.result()
         await asyncio.to_thread(manager.start)
         self._manager = manager
