@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -201,6 +202,25 @@ async def pid(session: RunnerSession) -> RunnerResult:
     """Tells the process it ran in."""
     await said(session)
     return RunnerResult(reward=1.0, info={"pid": os.getpid()}, exit_reason=ExitReason.ANSWERED)
+
+
+def lone_session(seconds: float) -> RunnerSession:
+    """A session of no gateway, which ends in so many seconds."""
+    return RunnerSession(
+        session_id="s",
+        base_url="http://127.0.0.1:9",
+        api_key="k",
+        reward_key="r",
+        model="m",
+        row={},
+        uid="u",
+        index=0,
+        sample=0,
+        attempt=0,
+        step=1,
+        validate=False,
+        deadline=time.time() + seconds,
+    )
 
 
 NOT_CALLABLE = 3

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -325,24 +324,10 @@ def test_a_reward_that_is_no_number_is_an_error_and_an_old_clients_wrapping_is_u
 
 def test_a_runner_that_runs_past_its_deadline_is_an_agent_error() -> None:
     from uni_agent.errors import AgentError
-    from uni_agent.training.framework import RunnerConfig, RunnerSession
+    from uni_agent.training.framework import RunnerConfig
     from uni_agent.training.framework.dispatch import dispatch
 
-    session = RunnerSession(
-        session_id="s",
-        base_url="http://127.0.0.1:9",
-        api_key="k",
-        reward_key="r",
-        model="m",
-        row={},
-        uid="u",
-        index=0,
-        sample=0,
-        attempt=0,
-        step=1,
-        validate=False,
-        deadline=time.time() + 0.2,
-    )
+    session = fakes.lone_session(0.2)
     with pytest.raises(AgentError, match="session_timeout"):
         asyncio.run(dispatch(RunnerConfig(runner_fqn=f"{fakes.HERE}.sleep"), session))
     assert "r'" not in repr(session) and session.openai_base_url.endswith("/v1")

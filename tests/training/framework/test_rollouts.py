@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import json
 import os
 import secrets
@@ -15,10 +17,11 @@ from typing import Any
 import pytest
 
 from tests.tokens.small import train, write_folder
-from tests.training.framework.fakes import HERE, EchoClient
-from uni_agent.errors import ConfigError, UniAgentError
+from tests.training.framework.fakes import HERE, EchoClient, lone_session
+from uni_agent.errors import AgentError, ConfigError, UniAgentError
 from uni_agent.optional import load
-from uni_agent.training.framework import AgentFrameworkRolloutAdapter
+from uni_agent.training.framework import AgentFrameworkRolloutAdapter, RunnerConfig
+from uni_agent.training.framework.dispatch import dispatch
 
 if find_spec("verl") is None or find_spec("transfer_queue") is None:
     pytest.skip("verl or TransferQueue is not installed (extra: verl)", allow_module_level=True)
@@ -527,6 +530,17 @@ def test_what_a_shutdown_gives_up_is_cancelled_and_marked(pipelined: Bench, mark
     assert pipelined.settled(uids, seconds=1) == ["failure"]
     assert sorted((marks / "hang").read_text().split("\n")) == ["", "cancelled 0", "cancelled 1"]
     pipelined.forget()
+
+
+async def test_a_task_that_is_cancelled_leaves_no_error_that_nobody_retrieves(cluster: Any) -> None:
+    noted: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: noted.append(context["message"]))
+    runner = RunnerConfig(runner_fqn=f"{HERE}.sleep", dispatch_mode="ray_task")
+    with pytest.raises(AgentError, match="session_timeout"):
+        await dispatch(runner, lone_session(8))
+    gc.collect()
+    await asyncio.sleep(0.1)
+    assert not noted
 
 
 def test_a_queue_that_takes_no_records_still_learns_how_prompts_ended_even_from_a_dead_worker(
