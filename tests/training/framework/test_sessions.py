@@ -235,23 +235,31 @@ train: {{steps: 1, exits: {exits}}}
 """
 
 
-@pytest.mark.parametrize(("exits", "trains"), [({}, True), ({"format_error": "mask"}, False)])
+@pytest.mark.parametrize(
+    ("agent", "exits", "trains"),
+    [("own", {}, True), ("own", {"format_error": "mask"}, False), ("other", {"format_error": "mask"}, False)],
+)
 async def test_the_runs_store_tells_of_each_token_what_the_trainer_was_given(
-    folder: Path, renderer: Renderer, tmp_path: Path, exits: dict[str, str], trains: bool
+    folder: Path, renderer: Renderer, tmp_path: Path, agent: str, exits: dict[str, str], trains: bool
 ) -> None:
-    pipeline, run_dir = tmp_path / "train.yaml", tmp_path / "run"
-    pipeline.write_text(PIPELINE.format(folder=folder, exits=exits))
+    pipeline, other, run_dir = tmp_path / "train.yaml", tmp_path / "other.yaml", tmp_path / "run"
+    text = PIPELINE.format(folder=folder, exits=exits)
+    pipeline.write_text(text)
+    other.write_text(text.replace("samples_per_task: 2, ", "").partition("train:")[0])
     (run_dir / "journal").mkdir(parents=True)
     run = {"pipeline": str(pipeline), "run_dir": str(run_dir), "train": {**_train(), "exits": exits}}
-    own = settings(folder, {"own": {"runner_fqn": "uni_agent.training.framework.runner.run_task"}}, run=run)
+    runner: dict[str, Any] = {"runner_fqn": "uni_agent.training.framework.runner.run_task"}
+    runners = {"own": runner, "other": {**runner, "runner_kwargs": {"pipeline": str(other)}}}
+    own = settings(folder, runners, run=run)
     info = {"index": 0, "split": "train", "task": '{"id": "t", "prompt": "say no call"}'}
     with opened(own, renderer, tmp_path) as bench:
-        delivered = await bench.run("own", "say no call", extra_info=info)
+        delivered = await bench.run(agent, "say no call", index=1, extra_info=info)
     about = side(delivered)
     assert (about["exit_reason"], about["trusted"]) == ("format_error", True)
     assert fields(delivered)["extra_fields"]["reward_extra_info"] == {"success": 0.0, "part/exit_code": 1.0}
     assert about["metrics"]["format_errors"] == 1 and about["metrics"]["turns"] == 1
     (row,) = recorded(run_dir, tmp_path / "store")
+    assert row.sample == 7 * 2 + 1, "numbered as the run's samples are, whichever pipeline an agent has"
     trained = int(fields(delivered)["response_mask"].sum())
     assert (trained > 0) == trains and row.tokens["trained"] == about["metrics"]["tokens_trained"] == trained
     assert row.tokens["masked"] == about["metrics"]["tokens_masked"]

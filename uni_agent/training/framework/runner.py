@@ -14,7 +14,7 @@ from uni_agent.config.load import from_data
 from uni_agent.errors import ConfigError
 from uni_agent.model.config import OpenAIModelConfig
 from uni_agent.model.openai_compatible import OpenAICompatibleChatModel
-from uni_agent.pipeline import PipelineConfig
+from uni_agent.pipeline import PipelineConfig, RunConfig
 from uni_agent.runtime.rollout import Attempt, RolloutParts
 from uni_agent.store.records import RolloutRecord
 from uni_agent.training.config import TrainConfig
@@ -125,13 +125,19 @@ def _pipeline(path: str) -> PipelineConfig:
     return load_pipeline(Path(path))
 
 
+def _run(session: RunnerSession, pipeline: PipelineConfig) -> tuple[TrainConfig | None, RunConfig]:
+    """The run's own `train:` and `run:` blocks: `pipeline` may be another one, of this runner (`runner_kwargs`)."""
+    path, stated = session.run.get("pipeline"), session.run.get("train")
+    main = _pipeline(str(path)) if path else pipeline
+    return from_data(TrainConfig, stated, f"{CUSTOM}.uni_agent.train") if stated else main.train, main.run
+
+
 def _masks(session: RunnerSession, pipeline: PipelineConfig, config: PipelineConfig) -> Callable[[ExitReason], bool]:
     """Whether an ending's tokens are masked, as the framework will decide it; for the run's store.
 
     `config` is the task's own configuration of `pipeline`.
     """
-    stated = session.run.get("train")
-    train = from_data(TrainConfig, stated, f"{CUSTOM}.uni_agent.train") if stated else pipeline.train
+    train, _ = _run(session, pipeline)
     exits = train.exits if train is not None else {}
     masked = config.interaction.mask_abnormal_exit_traj or session.mask_unfinished
 
@@ -156,7 +162,8 @@ def _starting(limit: int) -> asyncio.Semaphore:
 def _sample(session: RunnerSession, pipeline: PipelineConfig) -> Sample:
     """Which sample of the run this is: samples are numbered through all of its steps."""
     row = {"uid": session.uid, "global_steps": session.step, "session_id": session.index}
-    return Sample.of(row, pipeline.train, pipeline.run, phase="validation" if session.validate else "train")
+    train, run = _run(session, pipeline)
+    return Sample.of(row, train, run, phase="validation" if session.validate else "train")
 
 
 @dataclass(slots=True)
