@@ -155,7 +155,7 @@ def test_a_task_chooses_its_agent_by_name(tmp_path: Path) -> None:
     made = command(tmp_path, rollout={"type": "in_process", "pipelines": {"careful": str(other)}})
     loops = yaml.safe_load(made.files()[tmp_path / "verl" / "agent_loops.yaml"])
     assert [(loop["name"], loop.get("pipeline")) for loop in loops] == [("uni_agent", None), ("careful", str(other))]
-    runners = {"type": "gateway", "agent_runners": {"a": {}, "b": {}}}
+    runners: dict[str, Any] = {"type": "gateway", "agent_runners": {"a": {}, "b": {}}}
     several = from_data(PipelineConfig, pipeline_text(rollout=runners)).train
     assert several is not None
     with pytest.raises(ConfigError, match=r"metadata\.agent_name has to say which: a, b"):

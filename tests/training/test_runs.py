@@ -205,6 +205,9 @@ def test_failed_rollouts_are_replaced_beside_a_trainer_that_does_not_wait(tmp_pa
             sizes[row["uid"]] += row["trusted"]
     assert len(sizes) >= 8
     assert sum(size == 4 for size in sizes.values()) >= 0.9 * len(sizes)
+    with RunReader(run_dir) as reader:
+        failures = sum(step.metrics.get("uni_agent/failures/replaced", 0) for step in reader.train_steps())
+    assert failures > 0
 
 
 def test_credit_by_turn_and_by_action(tmp_path: Path) -> None:

@@ -509,10 +509,11 @@ def _put(nested: dict[str, Any], key: str, value: Any) -> None:
         node = cast("dict[str, Any]", node).setdefault(step, {})
         if not isinstance(node, dict):
             raise ConfigError(f"overrides: {step!r} is given a value of its own, but {key} stands below it")
-    if node.get(last) and isinstance(node[last], dict):
-        below = next(iter(node[last]))
+    table = cast("dict[str, Any]", node)
+    if table.get(last) and isinstance(table[last], dict):
+        below = str(next(iter(table[last])))
         raise ConfigError(f"overrides: {key!r} is given a value of its own, but {key}.{below} stands below it")
-    node[last] = value
+    table[last] = value
 
 
 def process_environment(command: VerlCommand) -> dict[str, str]:

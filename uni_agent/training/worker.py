@@ -147,10 +147,10 @@ class _Rollout:
             async with self.worker.running:  # not while waiting to try again
                 attempt, record = await self._attempt()
             self.tries.attempts += 1
-            fate = verdict(record.exit_reason, self.worker.train, self.config.interaction)
+            fate = self._verdict(record.exit_reason)
             if fate != "failed":
                 return await self._outcome(attempt, record, fate)
-            what = self.worker.failures.judge(self.tries, validate=self.sample.phase == "validation")
+            what = self.worker.failures.judge(self.tries, validate=self._validates)
             logger.warning("%s: %s: %s; %s", attempt.key, record.exit_reason, record.error, what)
             if what in ("drop", "mask"):
                 return await self._failed(attempt, record, what)
@@ -173,12 +173,22 @@ class _Rollout:
         log.finished(record, caches)
         return attempt, record
 
+    @property
+    def _validates(self) -> bool:
+        return self.sample.phase == "validation"
+
+    def _verdict(self, reason: ExitReason) -> Fate | Literal["failed"]:
+        return verdict(reason, self.worker.train, self.config.interaction, validation=self._validates)
+
     def _masked(self, reason: ExitReason) -> bool:
-        return verdict(reason, self.worker.train, self.config.interaction) != "train"
+        return self._verdict(reason) != "train"
 
     async def _outcome(self, attempt: Attempt, record: RolloutRecord, fate: Fate) -> Outcome:
+        if fate == "drop":
+            self.worker.failures.counts["dropped_by_exit"] += 1
         found = () if fate == "drop" else await self._trajectories(attempt, record, masked=fate == "mask")
-        return Outcome(record, found, True, fate, self.tries.attempts, self._numbers(attempt, record))
+        numbers = self._numbers(attempt, record, delivered=bool(found))
+        return Outcome(record, found, True, fate, self.tries.attempts, numbers)
 
     async def _failed(self, attempt: Attempt, record: RolloutRecord, fate: Literal["drop", "mask"]) -> Outcome:
         """Infrastructure ended it for good: the group goes without, or gets rows that train nothing."""
@@ -186,7 +196,8 @@ class _Rollout:
         if fate == "mask":
             stand_in = self.worker.stand_in(self.task, record, str(attempt.key))
             found = await self._trajectories(attempt, record, masked=True) or (stand_in,)
-        return Outcome(record, found, False, fate, self.tries.attempts, self._numbers(attempt, record))
+        numbers = self._numbers(attempt, record, delivered=bool(found))
+        return Outcome(record, found, False, fate, self.tries.attempts, numbers)
 
     async def _trajectories(self, attempt: Attempt, record: RolloutRecord, *, masked: bool) -> tuple[Trajectory, ...]:
         chains: Sequence[Chain] = getattr(attempt.session, "chains", ())
@@ -204,14 +215,17 @@ class _Rollout:
             return made()
         return await asyncio.to_thread(made)  # each chain is rendered once more
 
-    def _numbers(self, attempt: Attempt, record: RolloutRecord) -> dict[str, float]:
-        return numbers_of(
+    def _numbers(self, attempt: Attempt, record: RolloutRecord, *, delivered: bool) -> dict[str, float]:
+        numbers = numbers_of(
             record,
             attempt.turns,
             attempts=self.tries.attempts,
             replaced=self.tries.replaced,
             preempted=_preempted(attempt),
         )
+        # What failed meanwhile left no sample of its own to tell of it; one that goes nowhere cannot tell either.
+        failures = self.worker.failures.take() if delivered and not self._validates else {}
+        return {**numbers, **{f"failures_{name}": count for name, count in failures.items()}}
 
 
 def _preempted(attempt: Attempt) -> int | None:
