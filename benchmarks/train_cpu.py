@@ -4,7 +4,7 @@ Runs `uni-agent run configs/quickstart_train.yaml` for each seed (real verl, rea
 suite before and after with the same sampler (256 episodes each), then once more with rewards that are shuffled over the
 rollouts: a control that must learn nothing. Prints one JSON object, and writes it and a plot with --out.
 
-    python benchmarks/train_cpu.py --out benchmarks/results/train_cpu      # about 45 minutes on two free cores
+    python benchmarks/train_cpu.py --out benchmarks/results/train_cpu      # about 36 minutes on two free cores
     python benchmarks/train_cpu.py --quick                                # one seed, no control
 """
 
