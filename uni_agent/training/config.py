@@ -49,7 +49,7 @@ class GatewayRunner(Config):
     max_concurrent_sessions: int = Field(default=0, ge=0)
     """Most sessions of this runner at once; 0: no limit but `run.concurrency`."""
     session_timeout: float = Field(default=14_400.0, gt=0)
-    """Seconds for one session, of all its attempts the longest."""
+    """Seconds for one session, from its start to its grade; past it the runner is cancelled."""
     trajectory_selection: Literal["all", "longest"] = "all"
     """Every trajectory of a session trains, or the one with the most trained tokens."""
 

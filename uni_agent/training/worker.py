@@ -8,7 +8,7 @@ import logging
 import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
@@ -21,7 +21,8 @@ from uni_agent.tokens.base import Renderer, ToolSchema
 from uni_agent.tools.toolset import Toolset
 from uni_agent.training.config import Fate, TrainConfig
 from uni_agent.training.failures import FailurePolicy, Tries
-from uni_agent.training.outcome import Outcome, numbers_of, stand_in, trajectories_of, verdict
+from uni_agent.training.outcome import INLINE_TOKENS, Outcome, numbers_of, stand_in, trajectories_of, verdict
+from uni_agent.training.pipelines import load_pipeline
 from uni_agent.training.samples import Sample
 from uni_agent.trajectory.trajectory import Trajectory
 from uni_agent.types import ExitReason, RolloutKey, Task
@@ -37,8 +38,6 @@ logger = logging.getLogger(__name__)
 
 Clock = Callable[[], float]
 _LONGEST_PAUSE = 30.0
-_INLINE_TOKENS = 4096
-"""Chains below this are compared on the event loop: a thread hand-over costs more than they do."""
 
 
 class TrainingLog(RolloutLog, Protocol):
@@ -187,6 +186,10 @@ class _Rollout:
         if fate == "drop":
             self.worker.failures.counts["dropped_by_exit"] += 1
         found = () if fate == "drop" else await self._trajectories(attempt, record, masked=fate == "mask")
+        if not found and self._validates and record.reward is not None and record.reward.score is not None:
+            # Nothing was sampled, as when the prompt fills the window: to a mean over tasks that is a result too.
+            row = self.worker.stand_in(self.task, record, str(attempt.key))
+            found = (replace(row, reward=record.reward.score),)
         numbers = self._numbers(attempt, record, delivered=bool(found))
         return Outcome(record, found, True, fate, self.tries.attempts, numbers)
 
@@ -211,7 +214,7 @@ class _Rollout:
             render_of=self.worker.render_of,
             preempted=_preempted(attempt),
         )
-        if sum(len(chain.cache) for chain in chains) < _INLINE_TOKENS:
+        if sum(len(chain.cache) for chain in chains) < INLINE_TOKENS:
             return made()
         return await asyncio.to_thread(made)  # each chain is rendered once more
 
@@ -256,14 +259,6 @@ def worker_of(settings: Mapping[str, Any], *, share: int, named: str | None = No
                 config = config.model_copy(update={"model": whole.model, "train": whole.train})
             _WORKERS[path] = RolloutWorker.build(config, _recorder(Path(str(run_dir))), share=share)
         return _WORKERS[path]
-
-
-def load_pipeline(path: Path) -> PipelineConfig:
-    """The pipeline in a YAML file. Raises ConfigError."""
-    from uni_agent.config.load import load_config
-    from uni_agent.pipeline import PipelineConfig
-
-    return load_config(PipelineConfig, path).config
 
 
 def _recorder(run_dir: Path) -> Recorder:
