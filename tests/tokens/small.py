@@ -40,18 +40,17 @@ BASH: dict[str, Any] = {
 
 def train() -> Tokenizer:
     """The tokenizer, trained on the chat templates and some prose so that merges exist."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.normalizer = normalizers.NFC()  # pyright: ignore[reportAttributeAccessIssue]
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer: Any = Tokenizer(models.BPE())
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(QWEN_SPLIT), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
-    tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
-    trainer = trainers.BpeTrainer(
-        vocab_size=900, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )
+    tokenizer.decoder = decoders.ByteLevel()
+    level: Any = pre_tokenizers.ByteLevel
+    trainer = trainers.BpeTrainer(vocab_size=900, initial_alphabet=level.alphabet(), show_progress=False)
     prose = ["The quick README says\n\nok\n\n log: <|im_end|>\n system assistant user\n"] * 20
     text = [(TEMPLATES / f"{name}.jinja").read_text(encoding="utf-8") for name in NAMES]
     tokenizer.train_from_iterator([*prose, *text, "漢字 漢字 Zürich 東京 élan élan"], trainer)
@@ -64,7 +63,7 @@ def add(tokenizer: Any, texts: Sequence[str], *, special: bool) -> None:
     tokenizer.add_tokens([AddedToken(text, special=special, normalized=False) for text in texts])
 
 
-def write_folder(folder: Path, tokenizer: Tokenizer, template: str | None = None) -> Path:
+def write_folder(folder: Path, tokenizer: Any, template: str | None = None) -> Path:
     """A model folder with the tokenizer's files, and the chat template called `template`."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))

@@ -22,7 +22,7 @@ from uni_agent.tokens.tokenizer import ChatTokenizer
 TEXTS = st.text(alphabet="ab é漢🧪👩\u200d\ufffd<|\n", max_size=12)
 
 
-def of(tokenizer: Tokenizer) -> ChatTokenizer:
+def of(tokenizer: Any) -> ChatTokenizer:
     return ChatTokenizer(json.loads(tokenizer.to_str()))
 
 

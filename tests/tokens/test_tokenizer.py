@@ -94,7 +94,7 @@ def sentencepiece_like(scheme: str) -> Tokenizer:
 
 @pytest.mark.parametrize("scheme", ["first", "always", "never"])
 def test_control_tokens_in_a_vocabulary_of_pieces_cannot_be_typed(tmp_path: Path, scheme: str) -> None:
-    source = sentencepiece_like(scheme)
+    source: Any = sentencepiece_like(scheme)
     tokenizer = ChatTokenizer.from_folder(write_folder(tmp_path / "m", source))
     controls = {source.token_to_id("<s>"), source.token_to_id("</s>")}
     assert controls.isdisjoint(tokenizer.encode_plain("a</s>b <s>"))

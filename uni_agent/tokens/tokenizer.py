@@ -9,11 +9,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
-from tokenizers import Tokenizer
+import tokenizers
 
 from uni_agent.errors import ConfigError, MissingExtraError, boundary
 from uni_agent.tokens.vocabulary import ControlTokens, Spec, complete, without_controls
 
+_Tokenizer: Any = tokenizers.Tokenizer  # how much its stubs say depends on the version
 _SHARED = range(1024, 65_536)
 """Lengths of texts, in characters, whose ids are kept."""
 _BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
@@ -33,8 +34,8 @@ class ChatTokenizer:
         spec = complete(spec, self.config)
         plain, self._stand_in = without_controls(spec)
         with boundary(ConfigError, f"{name} cannot be loaded"):
-            self._full = Tokenizer.from_str(json.dumps(spec))
-            self._plain = Tokenizer.from_str(json.dumps(plain))
+            self._full: Any = _Tokenizer.from_str(json.dumps(spec))
+            self._plain: Any = _Tokenizer.from_str(json.dumps(plain))
         self.controls = ControlTokens(spec)
         self._decoders = _decoders(spec.get("decoder"))
         for text, id_ in self.controls.ids.items():

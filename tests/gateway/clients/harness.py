@@ -129,7 +129,8 @@ class Export:
         self.accounting = cast("dict[str, Any]", data["accounting"])
         self._script = script
         self._log = log
-        self._tokenizer: Any = Tokenizer.from_file(str(tokenizer / "tokenizer.json"))
+        cls: Any = Tokenizer
+        self._tokenizer: Any = cls.from_file(str(tokenizer / "tokenizer.json"))
 
     def _encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)

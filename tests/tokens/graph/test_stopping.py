@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ CALL = '\n<tool_call>\n{"name": "bash", "arguments": {"command": "ls"}}\n</tool_
 @pytest.fixture(scope="module")
 def headers(tmp_path_factory: pytest.TempPathFactory) -> ChatTemplateRenderer:
     """A model whose turns end with the next header, at which it stops."""
-    tokenizer = train()
+    tokenizer: Any = train()
     add(tokenizer, ("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"), special=True)
     folder = write_folder(tmp_path_factory.mktemp("headers"), tokenizer)
     stops = [tokenizer.token_to_id(text) for text in ("<|endoftext|>", "<|user|>", "<|observation|>")]

@@ -36,7 +36,7 @@ PREPROCESSOR: dict[str, Any] = {
 
 def write_vision_folder(folder: Path, preprocessor: dict[str, Any] | None = None) -> Path:
     """Tokenizer, chat template, config.json and, unless it is {}, preprocessor_config.json."""
-    tokenizer = train()
+    tokenizer: Any = train()
     add(tokenizer, ["<|vision_end|>"], special=True)
     write_folder(folder, tokenizer)
     template = (TEMPLATES / "qwen2_vl.jinja").read_text(encoding="utf-8")
