@@ -34,7 +34,6 @@ ONE_WORKER = {
     "tests/training/test_runs.py": "a trainer",
     "tests/training/test_evaluation.py": "a trainer",
     "tests/training/test_learning.py": "a trainer",
-    "tests/training/cpu/test_run.py": "a trainer",
     "tests/training/framework/test_rollouts.py": "a trainer",
     "tests/training/algorithms/test_trainer.py": "a trainer",
 }

@@ -227,10 +227,13 @@ def test_credit_by_turn_and_by_action(tmp_path: Path) -> None:
         policy_loss="uni_agent_action",
         credit=credit,
         samples_per_task=4,
+        kl_coefficient=0.001,
     )
     assert_learned(run_dir)
     with RunReader(run_dir) as reader:
         metrics = reader.train_steps()[-1].metrics
+    assert metrics["actor/kl_loss"] > 0  # the policy has left its reference
+    assert metrics["training/off_policy/trajectory_staleness/max"] == 0
     assert metrics["uni_agent/credit/tokens_action"] > 0.5
     assert metrics["actor/pg_clipfrac"] >= 0
     rows = [row for step in groups(run_dir) for row in step["rows"]]

@@ -13,7 +13,7 @@ import pytest
 if importlib.util.find_spec("verl") is None:
     pytest.skip("verl is not installed", allow_module_level=True)
 
-from tests.training.cpu.runs import POLICY
+from tests.training.local_server import POLICY
 from uni_agent.errors import ConfigError, ContextLengthError, ModelError
 from uni_agent.training.cpu.server import RolloutServer, ServerConfig
 
