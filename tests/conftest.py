@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,9 @@ import pytest
 from uni_agent.deployment import HostConfig, SandboxRegistry, SandboxSpec, start_sandbox
 
 MakeSandbox = Callable[[str], Awaitable[Any]]
+
+# A process keeps the first token that its Ray sees: one for all of its clusters, whichever test starts the first.
+os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
 
 REQUIRE_ALL = os.environ.get("UNI_AGENT_REQUIRE_ALL") == "1"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import secrets
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -37,7 +36,7 @@ ANSWERS = ["first answer", "second answer", "third answer"]
 @pytest.fixture(scope="module")
 def cluster() -> Generator[None]:
     """A Ray of one node. Its workers find this file's folder, where the factories below are defined."""
-    os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_TOKEN=secrets.token_hex(32))
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=80 * 2**20)
     yield
     ray.shutdown()

@@ -229,7 +229,7 @@ def test_records_go_through_verls_table(loop: Any) -> None:
 
 def test_without_verl_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, LOOP, None)
-    with pytest.raises(MissingExtraError, match=r"uni-agent\[verl\]"):
+    with pytest.raises(MissingExtraError, match=r"uni-agent\[train\]"):
         verl.agent_loop_output(small())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from functools import lru_cache
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
@@ -86,9 +87,9 @@ def _loaded(cls: type[HFMediaProcessor], folder: Path) -> HFMediaProcessor:
         raise ConfigError(f"images: {folder} has no preprocessor_config.json")
     placeholder = _placeholder(folder)
     with boundary(ConfigError, f"images: the image processor of {folder} cannot be loaded"):
-        from transformers import AutoImageProcessor
-
-        kinds: Any = AutoImageProcessor
+        # From its own module: some versions of the package's top level hand out a stub where torchvision is missing,
+        # although the processors that work on Pillow do without it.
+        kinds: Any = import_module("transformers.models.auto.image_processing_auto").AutoImageProcessor
         processor = kinds.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     return cls(processor, placeholder)
 

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import json
 import os
-import secrets
 import time
 import uuid
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -35,7 +34,7 @@ Row = dict[str, Any]
 @pytest.fixture(scope="module")
 def cluster() -> Generator[Any]:
     """Ray and TransferQueue with one storage unit."""
-    os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_TOKEN=secrets.token_hex(32))
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     ray = load("ray", extra="train", needed_for="these tests")
     queue = load("transfer_queue", extra="train", needed_for="these tests")
     conf = load("omegaconf", extra="train", needed_for="these tests").OmegaConf
