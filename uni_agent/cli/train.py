@@ -19,7 +19,7 @@ from uni_agent.errors import ConfigError, MissingExtraError, boundary
 if TYPE_CHECKING:
     from uni_agent.config.load import Loaded
     from uni_agent.pipeline import PipelineConfig
-    from uni_agent.store.run import RunStore
+    from uni_agent.store.run import RunState, RunStore
     from uni_agent.training.command import VerlCommand
     from uni_agent.types import Task
 
@@ -69,7 +69,7 @@ async def train(
     from uni_agent.training.board import make_step_board
     from uni_agent.training.launch import TrainingRun, last_words, latest_policy
 
-    state = "failed"
+    state: RunState = "failed"
     code, interrupted = 1, False
     try:
         resume = args.resume is not None
@@ -86,7 +86,7 @@ async def train(
             code, interrupted = await _until_interrupted(run)
         state = "interrupted" if interrupted else "done" if code == 0 else "failed"
     finally:
-        store.close(state)  # type: ignore[arg-type]
+        store.close(state)
     if code and not interrupted:
         print(last_words(command.folders.log), file=sys.stderr)
         print(f"\nthe trainer ended with {code}; all of it is in {command.folders.log}", file=sys.stderr)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+logger = logging.getLogger(__name__)
 
 
 def spread_padding(padding: Sequence[bool], ranks: int, minis: int) -> list[int]:
@@ -52,8 +55,9 @@ class GroupLog:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             with self._path.open("a", encoding="utf-8") as file:
                 file.write(text + "\n")
-        except OSError:
+        except OSError as error:
             self._broken = True
+            logger.warning("%s: groups are written down no more: %s", self._path, error)
 
 
 def _finite(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -63,7 +63,7 @@ class TrainingRun:
             if cancelled is not None:
                 raise cancelled
             stopping.result()
-        return process.returncode
+        return 1 if process.returncode is None else process.returncode
 
     def _start(self, log: Path) -> subprocess.Popen[bytes]:
         with boundary(ConfigError, "train: the trainer cannot be started"), log.open("ab") as out:
@@ -100,7 +100,7 @@ async def stop(process: subprocess.Popen[bytes]) -> None:
         _signal(process, number)
         await _wait(process, seconds)
     _signal(process, signal.SIGKILL)  # what it left behind in its session, too
-    await asyncio.to_thread(process.wait)
+    await _wait(process, _GRACE[1])  # one that hangs in the kernel is not waited for without end
 
 
 def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:

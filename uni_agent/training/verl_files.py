@@ -61,7 +61,7 @@ def check_keys(stated: Mapping[str, Any], where: str) -> None:
         if key.startswith(_FREE_KEYS) or set(_FREE) & set(key.split(".")):
             continue
         raise ConfigError(
-            f"{where}.{key}: verl's configuration has no such key{suggestion(key, known)}. "
+            f"{where}.{key}: verl's configuration has no such key{suggestion(key, known) or '.'} "
             f"Write +{key} for one that its files do not name"
         )
 

@@ -302,7 +302,7 @@ def test_fates_follow_the_table_then_the_ending() -> None:
 
 @pytest.mark.slow
 def test_a_batch_of_the_v0_trainer_and_a_uid_that_verl_would_split_are_refused() -> None:
-    pytest.importorskip("tensordict", reason="verl is not installed (extra: verl)")
+    pytest.importorskip("tensordict", reason="verl is not installed (extra: train)")
     from uni_agent.training.framework.rows import read_batch
 
     with pytest.raises(ConfigError, match="use_v1"):

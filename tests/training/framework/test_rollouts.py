@@ -23,7 +23,7 @@ from uni_agent.training.framework import AgentFrameworkRolloutAdapter, RunnerCon
 from uni_agent.training.framework.dispatch import dispatch
 
 if find_spec("verl") is None or find_spec("transfer_queue") is None:
-    pytest.skip("verl or TransferQueue is not installed (extra: verl)", allow_module_level=True)
+    pytest.skip("verl or TransferQueue is not installed (extra: train)", allow_module_level=True)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 

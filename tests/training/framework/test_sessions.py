@@ -33,7 +33,7 @@ from uni_agent.training.record import JournalCollector
 from uni_agent.types import ExitReason, RewardResult
 
 if find_spec("torch") is None:
-    pytest.skip("torch is not installed (extra: verl)", allow_module_level=True)
+    pytest.skip("torch is not installed (extra: train)", allow_module_level=True)
 
 pytestmark = pytest.mark.timeout(120)
 

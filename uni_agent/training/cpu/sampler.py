@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
-from typing import Any, Final, cast
+from typing import Any, ClassVar, Final, cast
 
 from uni_agent.errors import ConfigError
 
@@ -64,8 +64,10 @@ def _positive(given: Mapping[str, Any], key: str, default: float) -> float:
     return float(value)
 
 
-class CpuReplayBuffer(_ReplayBuffer):
-    """verl's buffer of the sync trainer; see `options` for `sampler_kwargs`."""
+class _Configured:
+    """Goes before one of verl's buffers among the bases of a class; see `options` for `sampler_kwargs`."""
+
+    sync: ClassVar[bool]
 
     def __init__(
         self,
@@ -85,30 +87,17 @@ class CpuReplayBuffer(_ReplayBuffer):
             max_off_policy_strategy=max_off_policy_strategy,
             sampler_kwargs=sampler_kwargs,
             refill_fn=refill_fn,
-            **options(sampler_kwargs, sync=True),
+            **options(sampler_kwargs, sync=self.sync),
         )
 
 
-class CpuReplayBufferAsync(_ReplayBufferAsync):
-    """verl's buffer of the asynchronous trainers; see `options` for `sampler_kwargs`."""
+class CpuReplayBuffer(_Configured, _ReplayBuffer):
+    """verl's buffer of the sync trainer."""
 
-    def __init__(
-        self,
-        *,
-        trainer_mode: str,
-        trainer_config: Any,
-        max_off_policy_threshold: int | None,
-        max_off_policy_strategy: str,
-        sampler_kwargs: Mapping[str, Any] | None = None,
-        refill_fn: Callable[[int], None] | None = None,
-    ) -> None:
-        base: Any = super()
-        base.__init__(
-            trainer_mode=trainer_mode,
-            trainer_config=trainer_config,
-            max_off_policy_threshold=max_off_policy_threshold,
-            max_off_policy_strategy=max_off_policy_strategy,
-            sampler_kwargs=sampler_kwargs,
-            refill_fn=refill_fn,
-            **options(sampler_kwargs, sync=False),
-        )
+    sync = True
+
+
+class CpuReplayBufferAsync(_Configured, _ReplayBufferAsync):
+    """verl's buffer of the asynchronous trainers."""
+
+    sync = False
